@@ -18,20 +18,20 @@ _.INT16
 _.UINT16
 
 # Passes, named in the tables of `canonicalize`.
-_.spell_out_casts
+_.replace_cast_like
 _.select_masks
 _.split_biases
 _.shrink_score_constants
 _.fold_constants
 _.fold_batch_norms
-_.spell_group_norms
+_.decompose_group_norms
 _.move_attention_biases
 _.fuse_attention
 _.divide_by_roots
-_.spread_gemms
-_.spell_patches
+_.replace_gemms
+_.decompose_patch_convs
 _.fuse_rotations
-_.part_biases
+_.split_attention_biases
 _.move_into_tables
 _.fuse_contrib
 _.fuse_diffusion

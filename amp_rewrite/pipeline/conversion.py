@@ -39,7 +39,7 @@ from amp_rewrite.pipeline.findings import (
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
+from amp_rewrite.rewrite.passes.canonicalize import canonicalize, carry_over
 from amp_rewrite.runtime.faults import ONNXRUNTIME, fault_findings, swapped_transposes
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, KEEP_OPSET, NEEDS
 from amp_rewrite.settings.io_rules import io_types, parse_io
@@ -142,8 +142,8 @@ class Draft:
             self,
             view=view,
             needs=needs,
-            keep=followed(self.keep, self.view, view, results),
-            lower=followed(self.lower, self.view, view, results),
+            keep=carry_over(self.keep, self.view, view, results),
+            lower=carry_over(self.lower, self.view, view, results),
             io=io,
             expansions=(*self.expansions, *findings),
         )

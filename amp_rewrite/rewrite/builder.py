@@ -60,7 +60,7 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 # -- the nodes around a replacement ----------------------------------------------------------------
 
 
-class Surroundings:
+class NewNodes:
     """Nodes before and after a replaced op, and their constants.
 
     Equal nodes and constants get the same name in all replacements of a view, and are written once; different ones

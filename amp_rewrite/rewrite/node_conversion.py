@@ -24,7 +24,7 @@ from amp_rewrite.ir.attributes import int_attribute, text_attribute
 from amp_rewrite.ir.shapes import Shape, fixed, known_dims
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.builder import Surroundings, set_attribute
+from amp_rewrite.rewrite.builder import NewNodes, set_attribute
 from amp_rewrite.rewrite.replacement import Replacement
 
 CONVERTED = "converted"
@@ -45,24 +45,23 @@ class _Form:
 
     def placed(self, view: View, op: Op) -> Replacement:
         """Return the replacement of an op by this node."""
-        surroundings, own = Surroundings(view, op), op.node
+        new, own = NewNodes(view, op), op.node
         names = {f"x{slot}": name for slot, name in enumerate(own.input)}
         names.update((f"y{slot}", name) for slot, name in enumerate(own.output))
         for constant in self.constants:
-            names[constant.name] = surroundings.constant(f"{own.output[0]}_{constant.name}", to_array(constant))
+            names[constant.name] = new.constant(f"{own.output[0]}_{constant.name}", to_array(constant))
         for rows, whole in zip(self.shapes[:1], self.shapes[1:], strict=True):
             stem = own.output[0]
             shape_in, shape_out = (
-                surroundings.constant(f"{stem}_{suffix}", np.array(dims))
-                for suffix, dims in (("rows", rows), ("whole", whole))
+                new.constant(f"{stem}_{suffix}", np.array(dims)) for suffix, dims in (("rows", rows), ("whole", whole))
             )
-            names["x0"] = surroundings.before("Reshape", (own.input[0], shape_in), f"{stem}_in_rows")
-            names["y0"] = surroundings.name(f"{stem}_of_rows")
-            surroundings.after("Reshape", (names["y0"], shape_out), stem)
+            names["x0"] = new.before("Reshape", (own.input[0], shape_in), f"{stem}_in_rows")
+            names["y0"] = new.name(f"{stem}_of_rows")
+            new.after("Reshape", (names["y0"], shape_out), stem)
         node = rename_node(clone(self.node), names)
         node.name, node.doc_string = own.name, own.doc_string
         node.metadata_props.extend(own.metadata_props)
-        return Replacement(CONVERTED, (op.id,), op.id, node, **surroundings.parts())
+        return Replacement(CONVERTED, (op.id,), op.id, node, **new.parts())
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from amp_rewrite.ir import versions
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.legality import sites
+from amp_rewrite.rewrite.attention.legality import fusible_attentions
 from amp_rewrite.rewrite.builder import set_attribute
 from amp_rewrite.rewrite.check import examine
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
@@ -111,9 +111,9 @@ def _fused_kinds(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[
         context = Context(to)
         contrib = multi_head_attentions(view, context) if fuse in ("contrib", "diffusion") else ()
         taken = {op for outcome in contrib if isinstance(outcome, Replacement) for op in outcome.ops}
-        for _, site in sites(view, context):
-            if not isinstance(site, str) and taken.isdisjoint(site.form.ops):
-                yield from ((op, ATTENTION) for op in site.form.ops)
+        for _, attention in fusible_attentions(view, context):
+            if not isinstance(attention, str) and taken.isdisjoint(attention.match.ops):
+                yield from ((op, ATTENTION) for op in attention.match.ops)
     for cluster in clusters(view):
         if cluster.kind in _FIRST_WITH_OPERATOR:
             yield from ((op, cluster.kind) for op in cluster.ops)

@@ -60,7 +60,7 @@ class Refusal:
 
 
 Outcome = Replacement | Refusal
-ATTENTION, GROUPED_ATTENTION, SPELLED_ATTENTION = "attention", "group_query_attention", "spelled_attention"
+ATTENTION, GROUPED_ATTENTION, DECOMPOSED_ATTENTION = "attention", "group_query_attention", "decomposed_attention"
 BATCH_NORM, CONSTANT, GROUP_NORM = "batch_normalization", "constant", "group_normalization"
 """Kinds of replacements with their own rules about targets."""
 

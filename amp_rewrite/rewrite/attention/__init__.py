@@ -1,1 +1,1 @@
-"""Attention fusion: recognize scaled dot-product attention and write it as one Attention op."""
+"""Attention fusion: recognize written-out scaled dot-product attention and replace it by one op."""

@@ -1,6 +1,6 @@
-"""The sources of an attention's operands: before they are transposed, and before heads are repeated for it.
+"""The sources of an attention's operands, before they are transposed and before their heads are repeated.
 
-Ops that only move numbers are run on numbers that are all different: what they give shows where each came from.
+Ops that only move numbers are run on numbers that all differ, so the result shows where each one came from.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import moves_behind, permutation
 
-_FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes that stand for free dimensions: no two alike, no product one of them
-_LARGEST = 1 << 24  # elements that are moved to see where they go
+_FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes for free dimensions: distinct, and no product of them is among them
+_LARGEST = 1 << 24  # limit of the elements that are moved
 RANK = 4
 SWAP = (0, 2, 1, 3)
-"""Heads before tokens, and back."""
+"""The permutation that moves heads before tokens, and back."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSource:
-    """A value of four axes from which an operand is made by moving: transpose it by `perm`, repeat each head `groups`
-    times. `ops` are what moves it.
-    """
+    """A value of four axes; `ops` transpose it by `perm` and repeat its heads `groups` times to make an operand."""
 
     value: ValueId
     perm: tuple[int, ...] = (0, 1, 2, 3)
@@ -39,49 +37,49 @@ class OperandSource:
     ops: tuple[OpId, ...] = ()
 
     def dims(self, view: View) -> Dims:
-        """Return the four axes of the operand without repeated heads, as far as known; () if its rank is not."""
-        known = dims_of(view, self.value)
-        return tuple(known[axis] for axis in self.perm) if len(known) == RANK else ()
+        """Return the four dimensions of the operand before its heads are repeated; () if the rank is unknown."""
+        dims = dims_of(view, self.value)
+        return tuple(dims[axis] for axis in self.perm) if len(dims) == RANK else ()
 
 
-def split_behind(view: View, value: ValueId) -> Op | None:
-    """Return the Reshape that splits heads off, behind the Transpose that moves them before the tokens."""
+def head_split(view: View, value: ValueId) -> Op | None:
+    """Return the Reshape that splits heads off, if the Transpose that follows it moves them before the tokens."""
     op = view.producer(value, "Transpose")
     return view.producer(op.inputs[0], "Reshape") if op is not None and permutation(op) == SWAP else None
 
 
 def keys_source(view: View, transposed: ValueId) -> OperandSource:
-    """Return the source of keys with the tokens on their last axis; by default themselves, transposed."""
-    for entry, ops, move in _sources(view, transposed):
+    """Return the source of keys that have the tokens on their last axis; by default the keys themselves."""
+    for origin, ops, move in _sources(view, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == (tuple(perm[axis] for axis in (0, 1, 3, 2)), 1):
-                return OperandSource(entry, perm, 1, ops)
+                return OperandSource(origin, perm, 1, ops)
     return OperandSource(transposed, (0, 1, 3, 2))
 
 
 def ungrouped(view: View, source: OperandSource) -> OperandSource:
-    """Return the source of keys or values before their heads are repeated for those of the queries; else the source."""
+    """Return the source of keys or values before their heads are repeated; the same source if they are not."""
     if source.perm not in ((0, 1, 2, 3), (0, 1, 3, 2)):
         return source
-    for entry, ops, move in _sources(view, source.value):
+    for origin, ops, move in _sources(view, source.value):
         if move is not None and move[0] == source.perm and move[1] > 1:
-            return OperandSource(entry, groups=move[1], ops=(*ops, *source.ops))
+            return OperandSource(origin, groups=move[1], ops=(*ops, *source.ops))
     return source
 
 
 _Move = tuple[tuple[int, ...], int]
-"""The effect of ops on four axes: they transpose them, then repeat each of the second axis so many times."""
+"""The effect of ops on four axes: a permutation, and how often each entry of the second axis is repeated after it."""
 
 
 def _sources(view: View, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
-    """Yield the values of four axes behind moves, nearest first, with the moves and their effect."""
+    """Yield the values of four axes from which moves make a value, nearest first, with the moves and their effect."""
     moves = list[Op]()
-    for op, entry in moves_behind(view, value):
+    for op, origin in moves_behind(view, value):
         moves.insert(0, op)
-        known = dims_of(view, entry)
-        if len(known) == RANK:
+        dims = dims_of(view, origin)
+        if len(dims) == RANK:
             steps = tuple((each.kind, permutation(each), dims_of(view, each.outputs[0])) for each in moves)
-            yield entry, tuple(each.id for each in moves), _carried(known, steps)
+            yield origin, tuple(each.id for each in moves), _effect(dims, steps)
 
 
 _Step = tuple[str, tuple[int, ...], Dims]
@@ -89,77 +87,77 @@ _Step = tuple[str, tuple[int, ...], Dims]
 
 
 @cache
-def _carried(entry: Dims, steps: tuple[_Step, ...]) -> _Move | None:
-    """Return the effect of moves on an entry, by the dimensions of their results; None if these are not known.
+def _effect(origin: Dims, steps: tuple[_Step, ...]) -> _Move | None:
+    """Return the effect of moves, given the dimensions of their results; None if these are unknown.
 
-    If they are, it does not matter what a shape is computed from. Layers are alike, so each is seen once.
+    With known dimensions it does not matter how a shape is computed. The cache serves layers that are alike.
     """
-    sizes = _sizes((entry, *(end for _, _, end in steps)))
-    x = _marked(entry, sizes)
-    result = None if x is None or sizes is None else _behind(x, steps, sizes)
+    sizes = _sizes((origin, *(dims for _, _, dims in steps)))
+    x = _distinct_numbers(origin, sizes)
+    result = None if x is None or sizes is None else _after_moves(x, steps, sizes)
     if x is None or result is None or x.ndim != RANK or result.ndim != RANK:
         return None
     for perm in permutations(range(RANK)):
-        turned = x.transpose(perm)
-        if result.shape[0] != turned.shape[0] or result.shape[2:] != turned.shape[2:]:
+        transposed = x.transpose(perm)
+        if result.shape[0] != transposed.shape[0] or result.shape[2:] != transposed.shape[2:]:
             continue
-        groups, rest = divmod(result.shape[1], turned.shape[1])
-        if rest == 0 and np.array_equal(result, np.repeat(turned, groups, axis=1) if groups > 1 else turned):
+        groups, remainder = divmod(result.shape[1], transposed.shape[1])
+        if remainder == 0 and np.array_equal(result, np.repeat(transposed, groups, axis=1)):
             return perm, groups
     return None
 
 
-def _behind(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> Array | None:
-    """Return numbers behind moves; None if they do not fit."""
+def _after_moves(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> Array | None:
+    """Return the numbers after moves; None if shapes do not match."""
     moved: Array | None = x
-    for kind, perm, end in steps:
-        shape = _sized(end, sizes)
-        moved = _moved(kind, perm, moved, shape) if moved is not None and shape is not None else None
+    for kind, perm, dims in steps:
+        shape = _concrete(dims, sizes)
+        moved = _apply_move(kind, perm, moved, shape) if moved is not None and shape is not None else None
     return moved
 
 
-def carried(view: View, entry: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]) -> Array | None:
-    """Return marks of an entry, broadcast to it, behind moves, along the axes `kept`; None if others differ."""
+def moved_marks(view: View, origin: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]) -> Array | None:
+    """Return marks broadcast to `entry` after moves, along the axes `kept`; None if they differ along other axes."""
     steps = tuple((op.kind, permutation(op), dims_of(view, op.outputs[0])) for op in moves)
-    return _carried_marks(dims_of(view, entry), steps, marks.tobytes(), marks.shape, kept)
+    return _moved_marks(dims_of(view, origin), steps, marks.tobytes(), marks.shape, kept)
 
 
 @cache
-def _carried_marks(
-    entry: Dims, steps: tuple[_Step, ...], marks: bytes, shape: tuple[int, ...], kept: tuple[int, ...]
+def _moved_marks(
+    origin: Dims, steps: tuple[_Step, ...], marks: bytes, shape: tuple[int, ...], kept: tuple[int, ...]
 ) -> Array | None:
-    sizes = _sizes((entry, *(end for _, _, end in steps)))
-    whole = _sized(entry, sizes) if sizes is not None else None
-    held = np.frombuffer(marks, np.int64).reshape(shape)
+    sizes = _sizes((origin, *(dims for _, _, dims in steps)))
+    whole = _concrete(origin, sizes) if sizes is not None else None
+    array = np.frombuffer(marks, np.int64).reshape(shape)
     if sizes is None or not whole or math.prod(whole) > _LARGEST or not broadcasts(shape, whole):
         return None
-    moved = _behind(np.broadcast_to(held, whole), steps, sizes)
+    moved = _after_moves(np.broadcast_to(array, whole), steps, sizes)
     if moved is None or not moved.size or max(kept) >= moved.ndim:
         return None
     first = moved[tuple(slice(None) if axis in kept else slice(1) for axis in range(moved.ndim))]
     return np.ascontiguousarray(first) if bool((moved == first).all()) else None
 
 
-def _sizes(ends: Sequence[Dims]) -> dict[str, int] | None:
-    names = dict.fromkeys(name for end in ends for d in end for name in sorted(names_in(d)))
+def _sizes(shapes: Sequence[Dims]) -> dict[str, int] | None:
+    names = dict.fromkeys(name for shape in shapes for d in shape for name in sorted(names_in(d)))
     return dict(zip(names, _FREE, strict=False)) if len(names) + RANK <= len(_FREE) else None
 
 
-def _sized(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+def _concrete(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     sized = tuple(renamed(d, sizes) for d in dims)
     return tuple(d for d in sized if isinstance(d, int)) if all(isinstance(d, int) for d in sized) else None
 
 
-def _marked(dims: Dims, sizes: Mapping[str, int] | None) -> Array | None:
+def _distinct_numbers(dims: Dims, sizes: Mapping[str, int] | None) -> Array | None:
     if sizes is None:
         return None
     free = iter(_FREE[len(sizes) :])
-    shape = _sized(tuple(next(free) if d is None else d for d in dims), sizes) or (0,)
+    shape = _concrete(tuple(next(free) if d is None else d for d in dims), sizes) or (0,)
     size = math.prod(shape)
     return np.arange(size, dtype=np.float64).reshape(shape) if 0 < size <= _LARGEST else None
 
 
-def _moved(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -> Array | None:
+def _apply_move(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -> Array | None:
     if kind == "Transpose":
         if perm and len(perm) != x.ndim:
             return None
@@ -172,6 +170,6 @@ def _moved(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -
 
 
 def broadcasts(shape: Dims, whole: Dims) -> bool:
-    """True if the last dimensions of a shape are known and those of another one, or 1."""
+    """True if a shape broadcasts to the last dimensions of another: each is known, and equal or 1."""
     pairs = zip(reversed(shape), reversed(whole), strict=False)
     return all(size is not None and size in (1, other) for size, other in pairs)

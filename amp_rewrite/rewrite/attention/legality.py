@@ -1,6 +1,6 @@
-"""Attentions that are written out and that one operator can compute: their operands and their masks.
+"""Written-out attentions that one operator can replace: their operands and masks.
 
-Structure and shapes decide here; `equivalence` proves that the operator computes the same.
+This module judges structure and shapes; `equivalence` proves that the operator computes the same.
 """
 
 from __future__ import annotations
@@ -28,178 +28,185 @@ from amp_rewrite.rewrite.attention.layout import (
     keys_source,
     ungrouped,
 )
-from amp_rewrite.rewrite.attention.recognize import AttentionForm, form_of
+from amp_rewrite.rewrite.attention.recognize import AttentionMatch, match_attention
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 
 @dataclass(frozen=True, slots=True)
 class FusibleAttention:
-    """An attention for one operator, as far as structure and shapes tell.
+    """An attention that one operator can replace, judging by structure and shapes.
 
-    `low`: the type to which it will fall. `causal`: a query sees the keys up to its own, and that is all that its mask
-    says. `hides`: it has a mask to read, of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may
-    see no key.
+    `low` is the type to which it may be lowered. `causal`: its mask only hides the keys after each query. `needs_mask`:
+    it has another mask, of the dimensions `mask_dims`, over `lengths` queries and keys. `has_empty_rows`: a row may
+    have no visible key.
     """
 
     view: View
-    form: AttentionForm
+    match: AttentionMatch
     low: DType
     queries: OperandSource
     keys: OperandSource
     values: OperandSource
     lengths: Dims
-    mask: Dims = ()
-    hides: bool = False
+    mask_dims: Dims = ()
+    needs_mask: bool = False
     causal: bool = False
-    empty: bool = False
+    has_empty_rows: bool = False
 
     @property
-    def infinite(self) -> bool:
-        """True if a hidden score is −inf, and a row without keys NaN."""
-        return self.form.hiding is not None and np.isinf(self.form.hiding.fill)
+    def infinite_fill(self) -> bool:
+        """True if hidden scores are −inf, so rows without visible keys are NaN."""
+        return self.match.score_mask is not None and np.isinf(self.match.score_mask.fill)
 
     @property
     def boolean(self) -> bool:
-        """True if its mask is a bool."""
-        return self.form.hiding is not None and self.view.dtype(self.form.hiding.value) is DType.BOOL
+        """True if the mask is a bool."""
+        return self.match.score_mask is not None and self.view.dtype(self.match.score_mask.value) is DType.BOOL
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenAttention(Replacement):
-    """A replacement by one operator. `shown`: its constant that stands for a mask whose numbers are known."""
+class AttentionReplacement(Replacement):
+    """A replacement by one operator. `visible` names its constant for a mask whose numbers are known."""
 
-    shown: str | None = None
+    visible: str | None = None
 
 
-def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention | str]]:
-    """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
-    compute it. Equivalence is not proved yet."""
+def fusible_attentions(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention | str]]:
+    """Yield the last op of each written-out attention with the attention, or the reason why it is not fusible.
+
+    Covers all opsets. Equivalence is not proven yet.
+    """
     for op in view.of_kinds(("Softmax",)):
-        form = form_of(view, op, context.to)
-        if isinstance(form, str):
-            yield op.id, form
-        elif form is not None and any(find_facts(view, context.to).counts_far(bias) for bias in form.biases):
-            why = f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
-            yield form.last.id, why
-        elif form is not None:
-            yield form.last.id, _site_of(view, form, context)
+        match = match_attention(view, op, context.to)
+        if isinstance(match, str):
+            yield op.id, match
+        elif match is not None and any(find_facts(view, context.to).counts_far(bias) for bias in match.biases):
+            reason = f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
+            yield match.last.id, reason
+        elif match is not None:
+            yield match.last.id, _fusible(view, match, context)
 
 
-def _site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
-    """Return the site of a form, or why one operator cannot compute it."""
-    axis = int_attribute(form.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
+def _fusible(view: View, match: AttentionMatch, context: Context) -> FusibleAttention | str:
+    """Return the fusible attention of a match, or the reason why it is not fusible."""
+    axis = int_attribute(match.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
     if axis not in (-1, RANK - 1):
         return "its softmax is not over the last axis"
-    queries, values = OperandSource(form.queries), OperandSource(form.values)
-    keys = keys_source(view, form.keys)
-    shared = ungrouped(view, keys), ungrouped(view, values)
-    if shared[0].groups == shared[1].groups:
-        keys, values = shared
+    queries, values = OperandSource(match.queries), OperandSource(match.values)
+    keys = keys_source(view, match.keys)
+    ungrouped_sources = ungrouped(view, keys), ungrouped(view, values)
+    if ungrouped_sources[0].groups == ungrouped_sources[1].groups:
+        keys, values = ungrouped_sources
     q, k, v = (operand.dims(view) for operand in (queries, keys, values))
-    fault = _misfit(q, k, v, keys.groups)
-    if fault:
-        return fault
-    return _masked(FusibleAttention(view, form, context.to, queries, keys, values, (q[2], k[2])), context, q)
+    reason = _operand_mismatch(q, k, v, keys.groups)
+    if reason:
+        return reason
+    return _with_mask(FusibleAttention(view, match, context.to, queries, keys, values, (q[2], k[2])), context, q)
 
 
-def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
-    """Return why batch and heads of the operands may not fit the operator, which broadcasts neither."""
+def _operand_mismatch(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
+    """Return why batch and heads of the operands may not match; the operator broadcasts neither."""
     if not (queries and keys and values):
         return "its queries, keys and values are not known to have four axes"
     heads = times(keys[1], groups) if isinstance(keys[1], int) or groups == 1 else None
-    for words, *sizes in (("batch", queries[0], keys[0], values[0]), ("heads", queries[1], heads)):
+    for axis, *sizes in (("batch", queries[0], keys[0], values[0]), ("heads", queries[1], heads)):
         if None in sizes or len(set(sizes)) > 1:
-            return f"its queries, keys and values are not known to agree in {words}"
+            return f"its queries, keys and values are not known to agree in {axis}"
     if keys[1] != values[1] or keys[2] != values[2] or keys[2] is None:
         return "its keys and values are not known to be as many"
     return None
 
 
-def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleAttention | str:
-    view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
-    shown = hiding.shown if hiding is not None else None
-    if shown is not None and bool(shown.all()):
-        hiding = None
-    if hiding is not None:
-        causal = shown is not None and not biases and site.lengths == shown.shape[-2:] and _triangular(shown)
-        boolean = view.dtype(hiding.value) is DType.BOOL
-        sees = context.every_row_attends or (boolean and _shows(view, hiding.value, hiding.shows))
-        sees = sees if shown is None else bool(shown.any(axis=-1).all())
-        if not sees and np.isinf(hiding.fill) and not form.zeroed:
+def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> FusibleAttention | str:
+    view, match, biases = attention.view, attention.match, attention.match.biases
+    mask = match.score_mask
+    visible = mask.visible if mask is not None else None
+    needed = mask is not None and not (visible is not None and bool(visible.all()))
+    if mask is not None and needed:
+        causal = visible is not None and not biases and attention.lengths == visible.shape[-2:] and _triangular(visible)
+        if visible is not None:
+            attends = bool(visible.any(axis=-1).all())
+        else:
+            boolean = attention.boolean and _every_row_contains(view, mask.value, mask.visible_if)
+            attends = context.every_row_attends or boolean
+        if not attends and np.isinf(mask.fill) and not match.zeroes_nan:
             return "a row of its mask may hide every key: it would give 0 instead of NaN"
-        site = replace(site, hides=not causal, causal=causal, empty=not sees)
+        attention = replace(attention, needs_mask=not causal, causal=causal, has_empty_rows=not attends)
     for bias in biases:
-        counted = form.hiding is not None and form.hiding.counts and bias == form.hiding.value
-        if not counted and (fault := _unbounded(view, bias, context.to)):
-            return fault
-    laid = {value: _stated(site, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
-    for shape in laid.values():
+        is_mask = mask is not None and mask.graded and bias == mask.value
+        if not is_mask and (reason := _possible_infinity(view, bias, context.to)):
+            return reason
+    shapes = {value: _shape_of(attention, value) for value in (*([mask.value] if mask else []), *biases)}
+    for shape in shapes.values():
         if not 1 <= len(shape) <= RANK:
             return "the rank of its mask is not known"
-        if not (broadcasts(shape[:-1], queries[:-1]) or _settled(view, form, queries)):
+        if not (broadcasts(shape[:-1], queries[:-1]) or _result_fixes_mask(view, match, queries)):
             return "its mask is not known to have the batch, heads and length of its queries, or one"
-    stated = [shown.shape if shown is not None else laid[hiding.value]] if site.hides and hiding else []
-    stated += [laid[bias] for bias in biases]
-    if stated and not _whole(stated, site.lengths):
+    read = [shapes[bias] for bias in biases]
+    if attention.needs_mask and mask is not None:
+        read.insert(0, visible.shape if visible is not None else shapes[mask.value])
+    if read and not _covers_lengths(read, attention.lengths):
         return "its mask does not state every query and every key"
-    return replace(site, mask=stated[0] if stated else ())
+    return replace(attention, mask_dims=read[0] if read else ())
 
 
-def _shows(view: View, value: ValueId, shows: bool, depth: int = 8) -> bool:
-    """True if some element of each row of a bool is known to be `shows`, whatever the others are."""
-    held = numbers(view, value)
-    if held is not None:
-        return bool((held == shows).any(axis=-1).all()) if held.ndim else bool(held == shows)
+def _every_row_contains(view: View, value: ValueId, wanted: bool, depth: int = 8) -> bool:
+    """True if each row of a bool is known to have an element equal to `wanted`."""
+    array = numbers(view, value)
+    if array is not None:
+        return bool((array == wanted).any(axis=-1).all()) if array.ndim else bool(array == wanted)
     op = view.producer(value)
     if op is None or depth == 0:
         return False
     if op.kind == "Not":
-        return _shows(view, op.operands[0], not shows, depth - 1)
+        return _every_row_contains(view, op.operands[0], not wanted, depth - 1)
     if op.kind in ("Identity", "Expand"):
-        return _shows(view, op.operands[0], shows, depth - 1)
-    return op.kind == ("Or" if shows else "And") and any(_shows(view, each, shows, depth - 1) for each in op.operands)
+        return _every_row_contains(view, op.operands[0], wanted, depth - 1)
+    if op.kind != ("Or" if wanted else "And"):
+        return False
+    return any(_every_row_contains(view, operand, wanted, depth - 1) for operand in op.operands)
 
 
-def _stated(site: FusibleAttention, value: ValueId) -> Dims:
-    held = numbers(site.view, value)
-    return held.shape if held is not None else dims_of(site.view, value)
+def _shape_of(attention: FusibleAttention, value: ValueId) -> Dims:
+    array = numbers(attention.view, value)
+    return array.shape if array is not None else dims_of(attention.view, value)
 
 
-def _settled(view: View, form: AttentionForm, queries: Dims) -> bool:
-    """True if the result is laid out as [batch, queries, heads · width] of the queries and values themselves.
+def _result_fixes_mask(view: View, match: AttentionMatch, queries: Dims) -> bool:
+    """True if the result is reshaped to [batch, queries, heads · width], as queries and values determine it.
 
-    A mask of more than their batch, heads or queries would make more elements than that.
+    A mask that broadcasts them to a larger batch or more heads or queries would produce more elements than that.
     """
-    result = form.last.outputs[0]
+    result = match.last.outputs[0]
     for kind in ("Transpose", "Reshape"):
         moves = [op for op in view.readers(result) if op.kind == kind] if result is not None else []
         if len(moves) != 1:
             return False
         result = moves[0].outputs[0]
-    laid, values = dims_of(view, result), dims_of(view, form.values)
+    dims, values = dims_of(view, result), dims_of(view, match.values)
     batch, heads, length, _ = queries
     width = values[3] if len(values) == RANK else None
-    if result is None or len(laid) != RANK - 1 or not isinstance(heads, int) or not isinstance(width, int):
+    if result is None or len(dims) != RANK - 1 or not isinstance(heads, int) or not isinstance(width, int):
         return False
     readers = (op for op in view.readers(result) if op.kind == "MatMul" and op.inputs[0] == result)
     rows = {shape[-2] for op in readers if len(shape := dims_of(view, op.inputs[1])) > 1}
-    return None not in (batch, length) and laid[:2] == (batch, length) and heads * width in {laid[-1], *rows}
+    return None not in (batch, length) and dims[:2] == (batch, length) and heads * width in {dims[-1], *rows}
 
 
-def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
-    """True if mask and biases together state every query and every key: the runtime's kernels broadcast neither."""
-    ends = [{shape[axis] for shape in stated if len(shape) >= -axis} for axis in (-2, -1)]
-    return None not in lengths and all(length in end for length, end in zip(lengths, ends, strict=True))
+def _covers_lengths(shapes: Sequence[Dims], lengths: Dims) -> bool:
+    """True if mask and biases together cover every query and key, which the runtime's kernels do not broadcast."""
+    sizes = [{shape[axis] for shape in shapes if len(shape) >= -axis} for axis in (-2, -1)]
+    return None not in lengths and all(length in known for length, known in zip(lengths, sizes, strict=True))
 
 
-def _triangular(shown: Array) -> bool:
-    rows, keys = shown.shape[-2:] if shown.ndim > 1 else (0, 1)
-    return rows == keys and all(bool((shown[..., row, :] == (np.arange(keys) <= row)).all()) for row in range(rows))
+def _triangular(visible: Array) -> bool:
+    rows, keys = visible.shape[-2:] if visible.ndim > 1 else (0, 1)
+    return rows == keys and all(bool((visible[..., row, :] == (np.arange(keys) <= row)).all()) for row in range(rows))
 
 
-def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
-    """Return why a bias may be infinite in the low type; None if it is made of numbers that are finite there."""
+def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
+    """Return why a bias may be infinite in the low type; None if it is computed from numbers that are finite there."""
     pending, seen = [bias], {bias}
     while pending:
         value = pending.pop()
@@ -208,37 +215,37 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
             continue
         tensor, op = view.constant(value), view.producer(value)
         if tensor is not None:
-            held = numbers(view, value)
-            most = float(np.abs(held).max(initial=0)) if held is not None else np.inf
-            if not most <= to.max:
-                return f"the bias of its scores reaches {most:.3g}, beyond the range of {to.spelling}"
-        elif op is not None and _within_bounds(op):
+            array = numbers(view, value)
+            largest = float(np.abs(array).max(initial=0)) if array is not None else np.inf
+            if not largest <= to.max:
+                return f"the bias of its scores reaches {largest:.3g}, beyond the range of {to.spelling}"
+        elif op is not None and _is_finite(op):
             continue
-        elif op is None or not _bounded(view, op) or len(seen) > _MAX_VALUES:
+        elif op is None or not _keeps_finite(view, op) or len(seen) > _MAX_VALUES:
             return (
                 f"the bias of its scores comes from {view.value_name(value)}, which may hold −inf: NaN would become 0"
             )
         else:
-            fresh = [v for v in op.operands if v not in seen]
-            pending.extend(fresh)
-            seen.update(fresh)
+            unseen = [v for v in op.operands if v not in seen]
+            pending.extend(unseen)
+            seen.update(unseen)
     return None
 
 
-def _within_bounds(op: Op) -> bool:
+def _is_finite(op: Op) -> bool:
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
-    held = to_array(fill.t) if fill is not None else np.zeros(1)
-    return op.kind in _SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
+    array = to_array(fill.t) if fill is not None else np.zeros(1)
+    return op.kind in _SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(array).all()))
 
 
-def _bounded(view: View, op: Op) -> bool:
-    """True if an op makes finite numbers of small ones, such as constants and the results of a norm."""
+def _keeps_finite(view: View, op: Op) -> bool:
+    """True if an op returns finite numbers for small ones, such as constants and the results of a norm."""
     divisor = number(view, op.inputs[1], axes=1) if op.kind == "Div" else None
-    return op.kind in _BOUNDED or (divisor is not None and abs(divisor) >= 1)
+    return op.kind in _FINITE_FROM_SMALL or (divisor is not None and abs(divisor) >= 1)
 
 
 _MAX_VALUES = 64
 _PICKS = ("Gather", "GatherElements", "GatherND", "Slice")
-_BOUNDED = frozenset((*TRACED_MOVES, *_PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))
+_FINITE_FROM_SMALL = frozenset((*TRACED_MOVES, *_PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))
 _SMALL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))
 """Ops whose results are finite and small for all inputs."""

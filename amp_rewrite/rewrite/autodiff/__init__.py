@@ -1,1 +1,1 @@
-"""The backward pass: gradients of a model as standard ONNX ops, appended to it."""
+"""The backward pass: append the gradients of a model to it, as standard ONNX ops."""

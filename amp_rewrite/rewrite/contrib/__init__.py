@@ -1,1 +1,1 @@
-"""Contrib fusion: onnxruntime's own operators from standard ones."""
+"""Contrib fusion: replace standard ops by onnxruntime's own operators."""

@@ -1,7 +1,7 @@
-"""Operators of onnxruntime that the standard lacks: a sum and its norm, a bias and its activation.
+"""Fusion into onnxruntime's own operators: a norm of a sum, an activation of a sum with a bias.
 
-Each is found on the model in standard form, written out as its document says (`reference`), and proved: the ops
-that go and that formula are run in float64. onnxruntime is not needed.
+Each fusion is proven: the replaced ops, and the formula of the operator (`reference`), run in float64. This does not
+need onnxruntime.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentio
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
 from amp_rewrite.rewrite.contrib.rotary import rotations
 from amp_rewrite.rewrite.equivalence import disagreement, random_trials, trial_shape
-from amp_rewrite.rewrite.passes.spell_out import spell_attentions
+from amp_rewrite.rewrite.passes.decompose import decompose_attentions
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import (
@@ -42,23 +42,23 @@ from amp_rewrite.rewrite.replacement import (
 )
 
 LATEST = 23
-"""The opset from which the standard has all the operators that these are made of."""
+"""The first opset that has all standard operators from which these fusions start."""
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace several ops by one operator of onnxruntime, or refuse it; the largest ones first.
+    """Replace several ops by one operator of onnxruntime, or refuse it; the largest ones first. O(nodes).
 
-    Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
+    This includes standard operators that the model writes out because its opset lacks them.
     """
-    site, found = Site(view, context), list(operators(view, context, (*_SKIP_NORMS, "Gelu")))
+    fuser, found = Fuser(view, context), list(operators(view, context, (*_SKIP_NORMS, "Gelu")))
     for kinds, fused in ((_SKIP_NORMS, _skip_norm), (("Gelu",), _gelu)):
-        outcomes = (fused(site, operator) for operator in found if operator.node.op_type in kinds)
+        outcomes = (fused(fuser, operator) for operator in found if operator.node.op_type in kinds)
         yield from (outcome for outcome in outcomes if outcome is not None)
-    yield from _quick_gelus(site)
+    yield from _quick_gelus(fuser)
 
 
 def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Operator]:
-    """Yield operators of the standard of these kinds, also written-out ones."""
+    """Yield standard operators of these kinds, including those that are written out."""
     yield from (Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds(kinds))
     for fusion in fuse_clusters(view, context, LATEST):
         if isinstance(fusion, Replacement) and fusion.node.op_type in kinds:
@@ -69,39 +69,37 @@ def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Op
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by MultiHeadAttention or GroupQueryAttention."""
-    return (_declaring(view, outcome) for outcome in multi_head_attentions(view, context))
+    return (_with_types(view, outcome) for outcome in multi_head_attentions(view, context))
 
 
 def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
     """Replace each written-out rotation by RotaryEmbedding."""
-    return (_declaring(view, outcome) for outcome in rotations(view))
+    return (_with_types(view, outcome) for outcome in rotations(view))
 
 
-def spelled_attentions(view: View, context: Context, objection: Objection) -> View:
-    """Return the view with each Attention spelled out that onnxruntime's own operator stands for; the others stay."""
-    spelled, _ = run_round(view, (spell_attentions,), context, objection)
+def decompose_fusible(view: View, context: Context, objection: Objection) -> View:
+    """Return the view with each Attention decomposed that onnxruntime's own operator can replace."""
+    spelled, _ = run_round(view, (decompose_attentions,), context, objection)
     _, outcomes = run_round(spelled, (fuse_attentions,), context, objection)
     fused = {
         name for o in outcomes if isinstance(o, Replacement) for op in o.ops for name in spelled.ops[op].node.output
     }
     chosen = {op.id for op in view.of_kinds(("Attention",)) if op.node.output[0] in fused}
-    return run_round(view, (partial(spell_attentions, among=chosen),), context, objection)[0] if chosen else view
+    return run_round(view, (partial(decompose_attentions, among=chosen),), context, objection)[0] if chosen else view
 
 
-def _declaring(view: View, outcome: Outcome) -> Outcome:
+def _with_types(view: View, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Refusal):
         return outcome
     results, dims, scope = [], known_dims(view), view.ops[outcome.last].scope
-    alike = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
+    same_shape = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
     for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
-        known = dims.get(_ids(view).get((scope, alike.get(name, name))))
+        known = dims.get(_ids(view).get((scope, same_shape.get(name, name))))
         if known is not None and scope != MAIN:
-            known = fixed(known)  # the turns of a body may differ in what a name stands for
-        stable = (
-            d if isinstance(d, int | str) and not str(d).startswith(INVENTED_PREFIX) else None for d in known or ()
-        )
-        shape = None if known is None else list(stable)
-        results.append(declared(name, DType.FLOAT, shape))
+            known = fixed(known)  # a symbolic size may differ between iterations of a body
+        shape = [d if isinstance(d, int | str) else None for d in known or ()]
+        stable = [None if str(d).startswith(INVENTED_PREFIX) else d for d in shape]
+        results.append(declared(name, DType.FLOAT, None if known is None else stable))
     return replace(outcome, declared=tuple(results))
 
 
@@ -110,12 +108,12 @@ def _ids(view: View) -> Mapping[tuple[ScopeId, str], ValueId]:
     return {(value.scope, value.name): value.id for value in view.values}
 
 
-Tried = Mapping[ValueId, tuple[int, ...]]
+Shapes = Mapping[ValueId, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the standard: one op, or several in its place. `inputs` are those of `node`."""
+    """A standard operator, as one op or written out. `inputs` are those of `node`."""
 
     ops: tuple[OpId, ...]
     last: Op
@@ -124,139 +122,140 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """A model to search."""
+class Fuser:
+    """Helpers for the fusions of one model."""
 
     view: View
     context: Context
 
     def shape(self, value: ValueId | None) -> Dims | None:
-        """Return the shape of a value as far as it is known. In bodies, whose turns may differ, names are left out."""
+        """Return the known shape of a value, in bodies without symbolic sizes, which differ between iterations."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
         return known_dims(self.view).get(value)
 
-    def fits(self, bias: ValueId, total: ValueId) -> bool:
-        """True unless a bias leaves the low type, or drowns its sum in one number for all features."""
-        held = self.view.array(bias)
-        if held is None or not held.size:
+    def movable(self, bias: ValueId, total: ValueId) -> bool:
+        """True unless a bias exceeds the low type, or is nearly uniform and dominates its sum."""
+        array = self.view.array(bias)
+        if array is None or not array.size:
             return True
-        alike = abs(held.mean()) > held.std()
-        drowned = alike and find_facts(self.view, self.context.to)[total].beyond is not None
-        return not drowned and not self.view.fit(bias, self.context.to).overflow
+        uniform = abs(array.mean()) > array.std()
+        dominates = uniform and find_facts(self.view, self.context.to)[total].beyond is not None
+        return not dominates and not self.view.fit(bias, self.context.to).overflow
 
     def names(self, *values: ValueId | None) -> list[str]:
-        """Return the names of values, "" for None."""
+        """Return the names of values, with "" for None."""
         return ["" if value is None else self.view.value_name(value) for value in values]
 
-    def like(self, value: ValueId) -> tuple[int, ...]:
-        """Return a small shape of the rank of a value, of one axis if that is not known."""
+    def small(self, value: ValueId) -> tuple[int, ...]:
+        """Return a small shape with the rank of a value, or with one axis if the rank is unknown."""
         return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
-    def proved(self, fusion: Replacement, tried: Tried) -> Outcome:
-        """Return a replacement proved equal to its ops, or its refusal.
+    def proven(self, fusion: Replacement, shapes: Shapes) -> Outcome:
+        """Return a replacement proven equal to its ops, or its refusal.
 
-        `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for
-        weights whose numbers do not matter.
+        `shapes` has a shape for each value that the ops read, except constants whose numbers matter.
         """
-        why = disagreement(self.view, fusion, random_trials(self.view, tried))
-        return _declaring(self.view, as_outcome(fusion.kind, fusion.last, why or fusion))
+        reason = disagreement(self.view, fusion, random_trials(self.view, shapes))
+        return _with_types(self.view, as_outcome(fusion.kind, fusion.last, reason or fusion))
 
 
-# -- a sum and its normalization -------------------------------------------------------------------
+# -- norms of sums ---------------------------------------------------------------------------------
 
 _SKIP_NORMS = {
     "LayerNormalization": ("skip_layer_normalization", "SkipLayerNormalization"),
     "RMSNormalization": ("skip_rms_normalization", "SkipSimplifiedLayerNormalization"),
 }
-"""A normalization of the standard: the kind of fusion, and its twin that adds first."""
-_RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no other
+"""The kind of fusion for each standard norm, and the operator that adds first."""
+_RANKS = (2, 3)  # [tokens, features] or [batch, tokens, features]: the kernels accept no others
 _EPSILON = 1e-5  # the default of both norms
 
 
-def _skip_norm(site: Site, norm: Operator) -> Outcome | None:
-    """Return a normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
-    view = site.view
+def _skip_norm(fuser: Fuser, norm: Operator) -> Outcome | None:
+    """Fuse a norm with the sum of two tensors of one shape; other readers of the sum read it from the same node."""
+    view = fuser.view
 
-    def copied(op: Op) -> ValueId | None:
+    def behind_copy(op: Op) -> ValueId | None:
         return op.inputs[0] if op.kind in ("Cast", "Identity") and is_only_reader(view, op.inputs[0], op) else None
 
-    copies, total = trail(view, norm.inputs[0], copied)
+    copies, total = trail(view, norm.inputs[0], behind_copy)
     add = view.producer(total, "Add")
     if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
         return None
     kind, _ = _SKIP_NORMS[norm.node.op_type]
-    return as_outcome(kind, norm.last.id, _added_norm(site, norm, add, copies))
+    return as_outcome(kind, norm.last.id, _fused_norm(fuser, norm, add, copies))
 
 
-def _added_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
-    view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
+def _fused_norm(fuser: Fuser, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
+    view, (total, gamma, beta) = fuser.view, (*norm.inputs, None)[:3]
     ops = (add.id, *(op.id for op in copies), *norm.ops)
-    shape = site.shape(total)
+    shape = fuser.shape(total)
     if not only_float32(view, ops) or any(view.dtype(v) is not DType.FLOAT for v in (total, *add.operands)):
         return "not all of it is float32"
     if shape is None or len(shape) not in _RANKS or not isinstance(shape[-1], int):
         return "what is normalized is not known to have two or three axes, the last of known size"
-    odd = _odd_norm(site, norm, shape)
-    if odd is not None:
-        return odd
-    summands = _summands(site, add, shape)
+    reason = _unsupported_norm(fuser, norm, shape)
+    if reason is not None:
+        return reason
+    summands = _summands(fuser, add, shape)
     if summands is None:
         return "the summands are not known to have one shape, or the second to lack but the batch"
-    inner, summands, bias = _with_bias(site, add, summands, shape)
-    ops = (*inner, *ops)
-    apart = not confined(view, total, ops)
-    for weight in (gamma, beta, bias) if apart else ():
+    bias_ops, summands, bias = _with_bias(fuser, add, summands, shape)
+    ops = (*bias_ops, *ops)
+    sum_is_read = not confined(view, total, ops)
+    for weight in (gamma, beta, bias) if sum_is_read else ():
         producer = view.producer(weight)
         if producer is not None and producer.id > add.id:
-            return f"others read the sum, before {site.names(weight)[0]} is made"
+            return f"others read the sum, before {fuser.names(weight)[0]} is made"
     kind, op_type = _SKIP_NORMS[norm.node.op_type]
-    shifts = [beta] if norm.node.op_type == "LayerNormalization" else []
-    outputs = [norm.last.node.output[0], *(["", "", *site.names(total)] if apart else [])]
+    betas = [beta] if norm.node.op_type == "LayerNormalization" else []
+    outputs = [norm.last.node.output[0], *(["", "", *fuser.names(total)] if sum_is_read else [])]
     epsilon = {"epsilon": float_attribute(norm.node, "epsilon", _EPSILON)}
-    node = fused_node(op_type, norm.last, site.names(*summands, gamma, *shifts, bias), outputs, epsilon, DOMAIN)
-    tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
-    tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
-    place = add.id if apart else None
-    return site.proved(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
+    node = fused_node(op_type, norm.last, fuser.names(*summands, gamma, *betas, bias), outputs, epsilon, DOMAIN)
+    shapes = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
+    shapes.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
+    place = add.id if sum_is_read else None
+    return fuser.proven(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), shapes)
 
 
-def _odd_norm(site: Site, norm: Operator, shape: Dims) -> str | None:
+def _unsupported_norm(fuser: Fuser, norm: Operator, shape: Dims) -> str | None:
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is read"
     if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
         return "it is not over the last axis alone"
     if int_attribute(norm.node, "stash_type", DType.FLOAT.code) != DType.FLOAT.code:
         return "its statistics are not float32"
-    if any(v is not None and site.shape(v) != (shape[-1],) for v in norm.inputs[1:]):
+    if any(v is not None and fuser.shape(v) != (shape[-1],) for v in norm.inputs[1:]):
         return f"its scale or bias is not one number for each of the {shape[-1]} that it normalizes"
     return None
 
 
-def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
+def _summands(fuser: Fuser, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
     for a, b in orders(add) if None not in shape else ():
-        other = site.shape(b)
+        other = fuser.shape(b)
         batchless = len(shape) == max(_RANKS) and other in (shape[1:], (1, *shape[1:]))
-        if site.shape(a) == shape and (other == shape or batchless):
+        if fuser.shape(a) == shape and (other == shape or batchless):
             return a, b
     return None
 
 
 def _with_bias(
-    site: Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
+    fuser: Fuser, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
-    """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then.
+    """Return the ops that add a bias of one number per feature to a summand, and the summands and bias without them.
 
-    Kernels add the bias to the first operand and round. That is the one that had it, not a larger stream of residuals.
+    Kernels add the bias to the first summand and round, so that must be the one that had it, and not the residual
+    stream, which is larger.
     """
     for slot, value in enumerate(summands):
-        inner = site.view.producer(value, "Add")
-        if inner is None or inner.scope != add.scope or not is_only_reader(site.view, value, add):
+        inner = fuser.view.producer(value, "Add")
+        if inner is None or inner.scope != add.scope or not is_only_reader(fuser.view, value, add):
             continue
         for a, b in orders(inner):
-            if a != b and site.shape(b) == (shape[-1],) and site.shape(a) == site.shape(value) and site.fits(b, value):
+            flat = a != b and fuser.shape(b) == (shape[-1],) and fuser.shape(a) == fuser.shape(value)
+            if flat and fuser.movable(b, value):
                 other = summands[1 - slot]
-                first = slot == 0 or site.shape(a) == site.shape(other)
+                first = slot == 0 or fuser.shape(a) == fuser.shape(other)
                 return (inner.id,), ((a, other) if first else (other, a)), b
     return (), summands, None
 
@@ -264,61 +263,63 @@ def _with_bias(
 # -- activations -----------------------------------------------------------------------------------
 
 
-def _gelu(site: Site, gelu: Operator) -> Outcome | None:
-    """Return a Gelu after a bias, or one that is written out at an opset without Gelu."""
+def _gelu(fuser: Fuser, gelu: Operator) -> Outcome | None:
+    """Fuse a Gelu with the bias before it, or a written-out Gelu at an opset that lacks the operator."""
     x, tanh = gelu.inputs[0], text_attribute(gelu.node, "approximate") == "tanh"
-    if x is None or not only_float32(site.view, gelu.ops):
+    if x is None or not only_float32(fuser.view, gelu.ops):
         return None
-    biased = _biased(site, gelu, x)
+    biased = _with_bias_before(fuser, gelu, x)
     if biased is not None:
         kind, op_type = ("bias_gelu_tanh", "FastGelu") if tanh else ("bias_gelu", "BiasGelu")
         add, a, b = biased
-        return _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x), b: (_WIDTH,)})
+        return _activation(fuser, kind, op_type, (add, *gelu.ops), {a: fuser.small(x), b: (_WIDTH,)})
     if len(gelu.ops) > 1:
         kind, op_type = ("gelu_tanh", "FastGelu") if tanh else ("gelu_erf", "Gelu")
-        return _activation(site, kind, op_type, gelu.ops, {x: site.like(x)})
+        return _activation(fuser, kind, op_type, gelu.ops, {x: fuser.small(x)})
     return None
 
 
 _WIDTH = 61
-"""Numbers in the last axis with which an activation is tried."""
+"""Size of the last axis in trials of activations."""
 
 
-def _activation(site: Site, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Outcome:
-    last = site.view.ops[max(ops)]
-    node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
-    return site.proved(Replacement(kind, tuple(ops), last.id, node), tried)
+def _activation(
+    fuser: Fuser, kind: str, op_type: str, ops: Sequence[OpId], shapes: Shapes, **attributes: float
+) -> Outcome:
+    last = fuser.view.ops[max(ops)]
+    node = fused_node(op_type, last, fuser.names(*shapes), list(last.node.output), attributes, DOMAIN)
+    return fuser.proven(Replacement(kind, tuple(ops), last.id, node), shapes)
 
 
-def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
-    add = site.view.producer(x, "Add")
-    if add is None or add.scope != gelu.last.scope or not confined(site.view, x, gelu.ops):
+def _with_bias_before(fuser: Fuser, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
+    add = fuser.view.producer(x, "Add")
+    if add is None or add.scope != gelu.last.scope or not confined(fuser.view, x, gelu.ops):
         return None
     for a, b in orders(add):
-        whole, flat = site.shape(a), site.shape(b)
-        if a != b and whole and flat == whole[-1:] and isinstance(flat[0], int) and site.fits(b, x):
+        whole, flat = fuser.shape(a), fuser.shape(b)
+        if a != b and whole and flat == whole[-1:] and isinstance(flat[0], int) and fuser.movable(b, x):
             return add.id, a, b
     return None
 
 
-def _quick_gelus(site: Site) -> Iterator[Outcome]:
-    """Yield each product of x and the logistic function of x, or of x times a number."""
-    view = site.view
+def _quick_gelus(fuser: Fuser) -> Iterator[Outcome]:
+    """Yield fusions of x · sigmoid(x) and x · sigmoid(a x)."""
+    view = fuser.view
     for sigmoid in view.of_kinds(("Sigmoid",)):
         match = direct_match(view, sigmoid, QUICK_GELU)
         if match is None or not only_float32(view, match.ops):
             continue
         x, scaled = match.values[ENTRY], view.producer(match.values.get("scaled"))
-        alpha = _factor(site, scaled, x) if "scaled" in match.values else 1.0
+        alpha = _factor(fuser, scaled, x) if "scaled" in match.values else 1.0
         if alpha is not None:
-            yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
+            yield _activation(fuser, "quick_gelu", "QuickGelu", sorted(match.ops), {x: fuser.small(x)}, alpha=alpha)
 
 
-def _factor(site: Site, op: Op | None, x: ValueId) -> float | None:
-    """Return the one factor of a Mul or Div; None for other ops, and for 0."""
-    rank = len(site.shape(x) or (None,))
+def _factor(fuser: Fuser, op: Op | None, x: ValueId) -> float | None:
+    """Return the constant factor of x in a Mul or Div; None for other ops and for 0."""
+    rank = len(fuser.shape(x) or (None,))
     for slot in (1, 0) if op is not None and op.kind == "Mul" else (1,):
         if op is not None and op.kind in SCALINGS and op.inputs[1 - slot] == x:
-            factor = number(site.view, op.inputs[slot], axes=rank)
+            factor = number(fuser.view, op.inputs[slot], axes=rank)
             return (factor if op.kind == "Mul" else 1 / factor) if factor else None
     return None

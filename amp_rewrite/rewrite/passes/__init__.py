@@ -1,1 +1,1 @@
-"""Canonicalization passes that run before coloring."""
+"""Canonicalization passes, which run before coloring."""

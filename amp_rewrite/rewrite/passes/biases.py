@@ -1,10 +1,10 @@
-"""Biases: split off their product, and moved to where they cost least.
+"""Passes that split biases off products, and move them to where they cost least.
 
-A low result of a product with a far larger bias holds the bias and little else. Split off, it is added in float32
-behind the Cast that a float32 reader needs anyway.
+If a bias is far larger than its product, a low result has digits for little but the bias. Split off, the bias is added
+in float32 after the Cast that a float32 reader needs anyway.
 
-For onnxruntime's CUDA provider, which spreads the bias of a Gemm over the result before it multiplies, Gemms between
-Reshapes become MatMul and Add, and biases get three axes, which its optimizer leaves to the Add.
+onnxruntime's CUDA provider broadcasts the bias of a Gemm over the result before it multiplies. So Gemms between
+Reshapes become MatMul and Add, and biases get three axes, for which its optimizer keeps the Add.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.builder import Surroundings, new_node
+from amp_rewrite.rewrite.builder import NewNodes, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
-_copies = first_input_of(RELABELS)
+_behind_relabel = first_input_of(RELABELS)
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split the bias off products before an output or a norm. O(ops); reads the weights of suspects.
+    """Split large biases off products before an output or a norm. O(ops), reads the weights of candidates.
 
-    A product whose schema needs a bias (Gemm below opset 11) is left alone, and so is a model that lists its weights as
-    inputs (IR version 3).
+    Products whose schema requires a bias (Gemm below opset 11) and models that list their weights as inputs (IR
+    version 3) are not changed.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     for op in view.of_kinds(LAYERS):
-        needed = op.signature is None or len(op.inputs) - 1 in op.signature.required
-        if len(op.inputs) < 3 or op.outputs[0] is None or needed:
+        bias_required = op.signature is None or len(op.inputs) - 1 in op.signature.required
+        if len(op.inputs) < 3 or op.outputs[0] is None or bias_required:
             continue
-        most = _largest_bias(view, op.outputs[0])
-        if most is not None and outweighs(view, op.inputs[2], op.inputs[1], context.to, by=most):
-            yield _split(view, op)
+        limit = _bias_limit(view, op.outputs[0])
+        if limit is not None and outweighs(view, op.inputs[2], op.inputs[1], context.to, by=limit):
+            yield _without_bias(view, op)
 
 
-def _largest_bias(view: View, value: ValueId) -> float | None:
-    """Return how many times a bias may be larger than the weights before a norm, or an output; None before other ops.
+def _bias_limit(view: View, value: ValueId) -> float | None:
+    """Return how many times larger than the weights a bias may be before a norm or an output; None before other ops.
 
-    The value may be copied in between. An InstanceNormalization subtracts all of the bias.
+    Copies in between do not count. An InstanceNormalization subtracts the whole bias.
     """
-    while (reader := only_reader(view, value)) is not None and _copies(reader) == value and reader.results:
+    while (reader := only_reader(view, value)) is not None and _behind_relabel(reader) == value and reader.results:
         (value,) = reader.results
     if reader is None:
         return OUTWEIGHS if value in view.yielded and not view.uses[value] else None
@@ -61,9 +61,9 @@ def _largest_bias(view: View, value: ValueId) -> float | None:
     return OUTWEIGHS if reader.kind.endswith("Normalization") else None
 
 
-def _split(view: View, op: Op) -> Replacement:
-    product, (result,), around = clone(op.node), op.node.output, Surroundings(view, op)
-    product.output[0] = around.name(f"{result}_unbiased")
+def _without_bias(view: View, op: Op) -> Replacement:
+    product, (result,), new = clone(op.node), op.node.output, NewNodes(view, op)
+    product.output[0] = new.name(f"{result}_unbiased")
     del product.input[2:]
     weight, bias = view.constant(op.inputs[1]), view.array(op.inputs[2])
     assert weight is not None and bias is not None
@@ -72,10 +72,10 @@ def _split(view: View, op: Op) -> Replacement:
     else:
         bias = bias.reshape(-1, *[1] * (len(weight.dims) - 2))
     name = f"{op.node.name}_bias" if op.node.name else ""
-    total = new_node("Add", [product.output[0], around.constant(f"{op.node.input[2]}_split", bias)], result, name)
-    around.ahead.append(product)
-    said = (Finding("bias", op.name, "its bias is far larger than its weights · added in float32 behind it"),)
-    return Replacement("bias", (op.id,), op.id, total, findings=said, **around.parts())
+    total = new_node("Add", [product.output[0], new.constant(f"{op.node.input[2]}_split", bias)], result, name)
+    new.ahead.append(product)
+    findings = (Finding("bias", op.name, "its bias is far larger than its weights · added in float32 behind it"),)
+    return Replacement("bias", (op.id,), op.id, total, findings=findings, **new.parts())
 
 
 TOKEN_AXES = 3  # batch, tokens, features
@@ -83,7 +83,7 @@ TOKEN_AXES = 3  # batch, tokens, features
 
 @dataclass(frozen=True, slots=True)
 class BiasSum:
-    """An Add of a value and a constant along the last axis, in the shape of the value."""
+    """An Add of a value and a constant along its last axis, which keeps the shape of the value."""
 
     add: Op
     source: ValueId
@@ -92,25 +92,25 @@ class BiasSum:
     @classmethod
     def of(cls, view: View, add: Op | None, context: Context) -> BiasSum | None:
         pairs = orders(add) if add is not None and add.kind == "Add" else ()
-        return next((cls(add, a, b) for a, b in pairs if add and _along(view, context, a, b)), None)
+        return next((cls(add, a, b) for a, b in pairs if add and _adds_along_last_axis(view, context, a, b)), None)
 
     @classmethod
     def before(cls, view: View, value: ValueId | None, reader: Op, context: Context) -> BiasSum | None:
         producer = view.producer(value, "Add")
-        near = producer is not None and producer.scope == reader.scope and is_only_reader(view, value, reader)
-        return cls.of(view, producer, context) if near else None
+        private = producer is not None and producer.scope == reader.scope and is_only_reader(view, value, reader)
+        return cls.of(view, producer, context) if private else None
 
 
-def _along(view: View, context: Context, source: ValueId, bias: ValueId) -> bool:
-    """True if a flat constant has a number for each of the last axis of a value, and no more axes."""
+def _adds_along_last_axis(view: View, context: Context, source: ValueId, bias: ValueId) -> bool:
+    """True if a constant has one number per element of the last axis of a value, and no more axes than the value."""
     tensor = view.constant(bias)
-    if tensor is None or not _flat(view, bias) or _flat(view, source):
+    if tensor is None or not _is_flat(view, bias) or _is_flat(view, source):
         return False
     shape = context.shape(view, source)
     return shape is not None and len(tensor.dims) <= len(shape) and tensor.dims[-1] in (1, shape[-1])
 
 
-def _flat(view: View, value: ValueId) -> bool:
+def _is_flat(view: View, value: ValueId) -> bool:
     tensor = view.constant(value)
     flat = tensor is not None and 1 <= len(tensor.dims) <= TOKEN_AXES and all(d == 1 for d in tensor.dims[:-1])
     return flat and view.dtype(value) is DType.FLOAT
@@ -120,98 +120,102 @@ def _flat(view: View, value: ValueId) -> bool:
 
 
 def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
-    """Add a bias to the rows of a constant table that is added behind it, perhaps behind a Concat. O(Adds)."""
+    """Move a bias into a constant table that is added after it, such as position embeddings. O(Adds).
+
+    There may be a Concat in between.
+    """
     for op in view.of_kinds(("Add",)):
         total = BiasSum.of(view, op, context)
         if total is None or view.producer(total.source, "MatMul") is None or not only_float32(view, (op.id,)):
             continue
-        joined = only_reader(view, op.outputs[0], "Concat")
-        tokens = op.outputs[0] if joined is None else joined.outputs[0]
-        behind = only_reader(view, tokens, "Add")
-        if behind is not None and tokens is not None:
-            found = _tabled(view, context, total, joined, behind, tokens)
-            if found is not None:
-                yield as_outcome("bias", behind.id, found)
+        concat = only_reader(view, op.outputs[0], "Concat")
+        tokens = op.outputs[0] if concat is None else concat.outputs[0]
+        table_add = only_reader(view, tokens, "Add")
+        if table_add is not None and tokens is not None:
+            outcome = _moved_into_table(view, context, total, concat, table_add, tokens)
+            if outcome is not None:
+                yield as_outcome("bias", table_add.id, outcome)
 
 
-def _tabled(
-    view: View, context: Context, total: BiasSum, joined: Op | None, behind: Op, tokens: ValueId
+def _moved_into_table(
+    view: View, context: Context, total: BiasSum, concat: Op | None, table_add: Op, tokens: ValueId
 ) -> Replacement | str | None:
     (biased,) = total.add.results
-    parts = (biased,) if joined is None else joined.operands
-    value, shape = next(v for v in behind.operands if v != tokens), context.shape(view, tokens)
+    parts = (biased,) if concat is None else concat.operands
+    value, shape = next(v for v in table_add.operands if v != tokens), context.shape(view, tokens)
     shapes = [context.shape(view, part) or () for part in parts]
-    lengths = [each[1] or 0 for each in shapes if len(each) == TOKEN_AXES]
+    lengths = [sizes[1] or 0 for sizes in shapes if len(sizes) == TOKEN_AXES]
     table, bias = view.array(value) if view.dtype(value) is DType.FLOAT else None, view.array(total.bias)
-    axis = 1 if joined is None else int_attribute(joined.node, "axis", 0)
+    axis = 1 if concat is None else int_attribute(concat.node, "axis", 0)
     if table is None or bias is None or shape is None or len(lengths) < len(parts) or sum(lengths) != shape[1]:
         return None
     if table.shape[-2:] != shape[1:] or any(d != 1 for d in table.shape[:-2]) or axis not in (1, 1 - TOKEN_AXES):
         return None
-    place, moved = parts.index(biased), table.astype(np.float64)
-    first = sum(lengths[:place])
-    moved[..., first : first + lengths[place], :] += bias.reshape(-1)
-    if not float(np.abs(moved).max()) <= context.to.max:
+    position, biased_table = parts.index(biased), table.astype(np.float64)
+    first = sum(lengths[:position])
+    biased_table[..., first : first + lengths[position], :] += bias.reshape(-1)
+    if not float(np.abs(biased_table).max()) <= context.to.max:
         return f"the table with the bias in it would leave the range of {context.to.spelling}"
-    around, node, source = Surroundings(view, behind), clone(behind.node), view.value_name(total.source)
-    stored = around.constant(f"{view.value_name(value)}_biased", moved.astype(np.float32))
-    node.input[behind.inputs.index(value)] = stored
-    reader, slot = (node, behind.inputs.index(biased)) if joined is None else (clone(joined.node), place)
+    new, node, source = NewNodes(view, table_add), clone(table_add.node), view.value_name(total.source)
+    stored = new.constant(f"{view.value_name(value)}_biased", biased_table.astype(np.float32))
+    node.input[table_add.inputs.index(value)] = stored
+    reader, slot = (node, table_add.inputs.index(biased)) if concat is None else (clone(concat.node), position)
     reader.input[slot] = source
-    around.ahead += [reader] if joined is not None else []
-    ops = tuple(op.id for op in (total.add, joined, behind) if op is not None)
-    said = (Finding("bias", total.add.name, "a bias before a constant table is added to its rows"),)
-    fusion = Replacement("bias", ops, behind.id, node, **around.parts(), findings=said)
+    new.ahead += [reader] if concat is not None else []
+    ops = tuple(op.id for op in (total.add, concat, table_add) if op is not None)
+    findings = (Finding("bias", total.add.name, "a bias before a constant table is added to its rows"),)
+    fusion = Replacement("bias", ops, table_add.id, node, **new.parts(), findings=findings)
     rng, names = np.random.default_rng(0), [source if part == biased else view.value_name(part) for part in parts]
-    feed = {n: rng.standard_normal((2, d, table.shape[-1])) for n, d in zip(names, lengths, strict=True)}
+    feed = {name: rng.standard_normal((2, d, table.shape[-1])) for name, d in zip(names, lengths, strict=True)}
     return disagreement(view, fusion, [Trial(feed, {})]) or fusion
 
 
 # -- biases of products ----------------------------------------------------------------------------
 
 
-def spread_gemms(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each Gemm between Reshapes that join the axes before its columns, and part them again. O(Gemms).
+def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
+    """Replace each Gemm between Reshapes that merge its leading axes and split them again. O(Gemms).
 
-    By MatMul, which needs no Reshape, and an Add, which norms and activations take in.
+    The replacement is a MatMul, which needs no Reshape, and an Add, which can be fused with norms and activations.
     """
     for op in view.of_kinds(("Gemm",)):
-        plain = not any(int_attribute(op.node, name, 0) for name in ("transA", "transB"))
+        untransposed = not any(int_attribute(op.node, name, 0) for name in ("transA", "transB"))
         scaled = any(float_attribute(op.node, name, 1.0) != 1 for name in ("alpha", "beta"))
-        if not plain or scaled or len(op.operands) < 3 or not only_float32(view, (op.id,)):
+        if not untransposed or scaled or len(op.operands) < 3 or not only_float32(view, (op.id,)):
             continue
         source, weight, bias = op.operands
-        joins, parts = view.producer(source, "Reshape"), only_reader(view, op.outputs[0], "Reshape")
+        merge, split = view.producer(source, "Reshape"), only_reader(view, op.outputs[0], "Reshape")
         tensor = view.constant(weight)
-        if joins is None or parts is None or joins.scope != op.scope or tensor is None or not _flat(view, bias):
+        if merge is None or split is None or merge.scope != op.scope or tensor is None or not _is_flat(view, bias):
             continue
-        result, read = parts.node.output[0], joins.node.input[0]
-        dims, before = (dims_of(view, value) for value in (parts.outputs[0], joins.inputs[0]))
-        whole = (*dims[:-1], tensor.dims[0])
+        result, source_name = split.node.output[0], merge.node.input[0]
+        dims, before = (dims_of(view, value) for value in (split.outputs[0], merge.inputs[0]))
+        full_shape = (*dims[:-1], tensor.dims[0])
         if len(dims) < TOKEN_AXES or None in dims or dims[-1] != tensor.dims[1]:
             continue
-        around = Surroundings(view, parts)
-        if before != whole:
-            if not all(isinstance(d, int) for d in whole):
+        new = NewNodes(view, split)
+        if before != full_shape:
+            if not all(isinstance(d, int) for d in full_shape):
                 continue
-            shape = around.constant(f"{result}_rows_shape", np.array(whole, np.int64))
-            read = around.before("Reshape", (read, shape), f"{result}_rows")
-        product = around.before("MatMul", (read, view.value_name(weight)), f"{result}_product")
-        node = new_node("Add", [product, view.value_name(bias)], result, parts.node.name)
-        said = (Finding("fused", op.name, "a Gemm between Reshapes: MatMul and Add, of which others take the Add in"),)
-        yield Replacement("gemm", (op.id, parts.id), parts.id, node, **around.parts(), findings=said)
+            shape = new.constant(f"{result}_rows_shape", np.array(full_shape, np.int64))
+            source_name = new.before("Reshape", (source_name, shape), f"{result}_rows")
+        product = new.before("MatMul", (source_name, view.value_name(weight)), f"{result}_product")
+        node = new_node("Add", [product, view.value_name(bias)], result, split.node.name)
+        text = "a Gemm between Reshapes: MatMul and Add, of which others take the Add in"
+        told = (Finding("fused", op.name, text),)
+        yield Replacement("gemm", (op.id, split.id), split.id, node, **new.parts(), findings=told)
 
 
 def widen_biases(view: View, context: Context) -> Iterator[Replacement]:
-    """Give each bias of one axis that is added to a MatMul of three axes three axes, too. O(Adds)."""
+    """Give three axes to each bias of one axis that is added to a MatMul of three axes. O(Adds)."""
     for op in view.of_kinds(("Add",)):
         total = BiasSum.of(view, op, context)
         product = view.producer(total.source, "MatMul") if total is not None else None
         tensor = view.constant(total.bias) if total is not None else None
         if total is None or product is None or tensor is None or len(tensor.dims) != 1:
             continue
-        held, around, node = view.array(total.bias), Surroundings(view, op), clone(op.node)
-        if held is not None and len(context.shape(view, total.source) or ()) == TOKEN_AXES:
+        array, new, node = view.array(total.bias), NewNodes(view, op), clone(op.node)
+        if array is not None and len(context.shape(view, total.source) or ()) == TOKEN_AXES:
             slot = op.inputs.index(total.bias)
-            node.input[slot] = around.constant(f"{view.value_name(total.bias)}_wide", held.reshape(1, 1, -1))
-            yield Replacement("bias", (op.id,), op.id, node, findings=(), **around.parts())
+            node.input[slot] = new.constant(f"{view.value_name(total.bias)}_wide", array.reshape(1, 1, -1))
+            yield Replacement("bias", (op.id,), op.id, node, findings=(), **new.parts())

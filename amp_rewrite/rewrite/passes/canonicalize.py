@@ -1,8 +1,8 @@
-"""The view that is painted: rounds of passes that bring a model into standard form.
+"""Canonicalization: rounds of passes that bring a model into standard form before it is painted.
 
-First its calls, its opset and its masks; then ops that compute one thing together become one node, where there is one.
-A fused node is one decision about precision, no Cast splits it, and runtimes fuse it further: a sum and its
-normalization, a bias and its activation. All of it happens in float32, and each fusion is proved when it is made.
+The first rounds inline functions, move the model to its opset and rewrite masks. The others fuse ops into single
+operators. A fused node gets one decision about precision, no Cast can split it, and runtimes fuse it further, such as a
+norm with the sum before it. All of this happens in float32, and each fusion is proven when it is made.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from amp_rewrite.rewrite.replacement import (
     ATTENTION,
     BATCH_NORM,
     CONSTANT,
+    DECOMPOSED_ATTENTION,
     GROUP_NORM,
     GROUPED_ATTENTION,
-    SPELLED_ATTENTION,
     Context,
     LazyPass,
     Outcome,
@@ -47,10 +47,10 @@ from amp_rewrite.settings.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A view in standard form, the ops that the user's selectors name in it, and what was done.
+    """A view in standard form, the ops in it that the user's selectors name, and the findings.
 
-    `base`: the result if nothing is lowered. `rescale`: quantizers get scales of the low type. `notes`: findings that
-    hold then, too.
+    `base` is the result if nothing is lowered, and `notes` are its findings. `rescale`: quantizers get scales of the
+    low type.
     """
 
     view: View
@@ -63,29 +63,29 @@ class Canonical:
 
 
 def canonicalize(source: View, request: Request, *, widen: bool = False, grouped: bool = True) -> Canonical:
-    """Bring a view into standard form, as far as the options ask for it and no selector names the ops.
+    """Bring a view into standard form, as the options request it; ops that a selector names are not fused.
 
-    A pattern that matches no op of the model may name one that a fusion makes. `widen`: float32 in place of the low
-    type, too. `grouped`: as for `Context`.
+    A pattern that matches no op of the model may match one that a fusion creates. `widen`: also compute ops of the low
+    type in float32. `grouped`: as in `Context`.
     """
     base, notes = _through_float32(source, request, widen)
-    plain, expansions = _expanded(base, request)
+    expanded, expansions = _expanded(base, request)
     rescale = request.quantized == "rescale"
-    refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
+    refusal = Gate(request.target, request.to).rescale_refusal(expanded) if rescale else None
     patterns = (*request.keep, *request.lower)
-    late = _unmatched(plain, patterns)
-    keep, lower = _overrides(plain, request, but=late)
+    deferred = _unmatched(expanded, patterns)
+    keep, lower = _overrides(expanded, request, but=deferred)
     context = Context(request.to, request.opset == AUTO_OPSET, grouped, request.assume == ROWS_SEE)
-    view, fusions = fuse_operators(plain, context, request.target, {*keep, *lower}, request.fuse)
+    view, fusions = fuse_operators(expanded, context, request.target, {*keep, *lower}, request.fuse)
     if request.safe:
         view, outcomes = run_round(view, (_BOUND_FILLS,), Context(request.to))
         fusions = (*fusions, *findings(view, outcomes))
-    keep, lower = followed(keep, plain, view), followed(lower, plain, view)
-    if late:
-        unknown = _unmatched(view, late)
-        _overrides(plain, request, but=[pattern for pattern in patterns if pattern not in unknown])  # says why
-        past = [pattern for pattern in patterns if pattern not in late or pattern in unknown]
-        kept, lowered = _overrides(view, request, but=past)
+    keep, lower = carry_over(keep, expanded, view), carry_over(lower, expanded, view)
+    if deferred:
+        unmatched = _unmatched(view, deferred)
+        _overrides(expanded, request, but=[pattern for pattern in patterns if pattern not in unmatched])  # says why
+        known = [pattern for pattern in patterns if pattern not in deferred or pattern in unmatched]
+        kept, lowered = _overrides(view, request, but=known)
         keep, lower = {**kept, **keep}, {**lowered, **lower}
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
@@ -101,8 +101,8 @@ def _unmatched(view: View, patterns: Sequence[str]) -> list[str]:
 
 
 def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops of a request's patterns, without some of the patterns."""
-    keep, lower = ([text for text in texts if text not in but] for texts in (request.keep, request.lower))
+    """Return the ops that match the request's patterns, leaving out some of the patterns."""
+    keep, lower = ([p for p in patterns if p not in but] for patterns in (request.keep, request.lower))
     if not keep and not lower:
         return {}, {}
     from amp_rewrite.settings.selectors import overrides
@@ -111,9 +111,10 @@ def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[M
 
 
 def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view with float32 in place of low types, if ops compute in another one than asked for.
+    """Return the view with float32 in place of low types, if ops compute in one that was not requested.
 
-    And of float64, if the request narrows it. Inputs and outputs keep their types, unless those are to change.
+    This also replaces float64 if the request narrows it. Inputs and outputs keep their types, unless options change
+    them.
     """
     others = [dtype for dtype in view.low_types if widen or dtype is not request.to]
     if DType.BFLOAT16 in others and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
@@ -129,24 +130,24 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     wide = [op for op in whole.ops if request.narrow and computes(whole, op, (DType.DOUBLE,))]
     if not low and not wide:
         return view, ()
-    from amp_rewrite.rewrite.emulate import in_float32  # late: few models are half already
+    from amp_rewrite.rewrite.emulate import in_float32  # late: few models are already in half precision
 
     edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
-    notes = []
+    findings = []
     if low:
         names = " and ".join(dtype.spelling for dtype in others)
-        told = f"{count(len(low), 'op computes', 'ops compute')} in {names}: decided as if in float32"
-        notes.append(Finding("widened", "model", f"{told} · values may be out of range · check with --data"))
+        text = f"{count(len(low), 'op computes', 'ops compute')} in {names}: decided as if in float32"
+        findings.append(Finding("widened", "model", f"{text} · values may be out of range · check with --data"))
     if wide:
-        told = f"{count(len(wide), 'op computes', 'ops compute')} in float64: float32 in its place"
-        notes.append(Finding("narrowed", "model", told))
+        text = f"{count(len(wide), 'op computes', 'ops compute')} in float64: float32 in its place"
+        findings.append(Finding("narrowed", "model", text))
     types = [*others, *([DType.DOUBLE] if wide else [])]
-    return View.of(in_float32(view.model, types, edges)), tuple(notes)
+    return View.of(in_float32(view.model, types, edges)), tuple(findings)
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
-    local, moves, standard = tuple[Finding, ...](), tuple[Finding, ...](), tuple[Finding, ...]()
+    """Return the view at its opset, with useful functions inlined, and CastLike and masks replaced."""
+    local, moved, standard = tuple[Finding, ...](), tuple[Finding, ...](), tuple[Finding, ...]()
     if view.model.proto.functions:
         from amp_rewrite.rewrite.passes.inline import inline_functions
 
@@ -155,47 +156,47 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
-        view, moves = at_opset(view, opset, request.to, request.target, fuse=request.fuse)
+        view, moved = at_opset(view, opset, request.to, request.target, fuse=request.fuse)
     if run_as_bodies(view, request.target.kernels):
         from amp_rewrite.rewrite.passes.inline import inline_schema_functions
 
         view, standard = inline_schema_functions(view, request)
-    spelled: list[Finding] = []
-    for passes in _SPELLING if request.safe else _SPELLING[:1]:
+    decomposed: list[Finding] = []
+    for passes in _DECOMPOSITIONS if request.safe else _DECOMPOSITIONS[:1]:
         after, outcomes = run_round(view, passes, Context(request.to))
-        spelled.extend(findings(view, outcomes))
+        decomposed.extend(findings(view, outcomes))
         view = after
-    return view, (*local, *moves, *standard, *spelled)
+    return view, (*local, *moved, *standard, *decomposed)
 
 
-_SPELLING = (
-    (LazyPass("passes.spell_out:spell_out_casts", (("CastLike",),)),),
+_DECOMPOSITIONS = (
+    (LazyPass("passes.decompose:replace_cast_like", (("CastLike",),)),),
     (
         LazyPass("passes.attention_masks:select_masks", (SOFTMAXES, ("Add",))),
         LazyPass("passes.biases:split_biases", (LAYERS - {"MatMul"},)),
     ),
     (LazyPass("passes.attention_masks:shrink_score_constants", (("Softmax",), ("Add",))),),
 )
-"""The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
+"""The rounds before fusion. Without safety only the first one runs. Constants shrink after masks became selections."""
 
 
 def fuse_operators(
-    view: View, context: Context, target: Target, named: Collection[OpId] = (), fuse: Fuse = "basic"
+    view: View, context: Context, target: Target, excluded: Collection[OpId] = (), fuse: Fuse = "basic"
 ) -> tuple[View, tuple[Finding, ...]]:
-    """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
+    """Fold constants and BatchNormalization, and fuse written-out operators; return the new view and the findings.
 
-    `fuse`: "contrib" and "diffusion" also write operators of onnxruntime. Ops that are `named` stay as they are. A
-    model that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
+    With `fuse` "contrib" or "diffusion" this also writes onnxruntime's own operators. The ops in `excluded` stay as
+    they are. A model with training_info, or with weights listed as inputs (IR version 3), is not changed.
     """
     proto = view.model.proto
     if fuse == "none" or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
-    objection = partial(_objection, context.to, target, {_key(view, op) for op in named})
+    objection = partial(_objection, context.to, target, {_key(view, op) for op in excluded})
     if fuse != "basic" and view.of_kinds(("Attention",)):
-        from amp_rewrite.rewrite.contrib.fuse import spelled_attentions  # late: few models have that operator
+        from amp_rewrite.rewrite.contrib.fuse import decompose_fusible  # late: few models have that operator
 
-        view = spelled_attentions(view, context, objection)
+        view = decompose_fusible(view, context, objection)
     for passes in _ROUNDS_BY_FUSE[fuse]:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
@@ -203,7 +204,7 @@ def fuse_operators(
     return view, _findings(steps)
 
 
-def _folds(view: View, context: Context) -> bool:
+def _has_foldable_ops(view: View, context: Context) -> bool:
     return any(op.inputs and all(view.constant(value) is not None for value in op.operands) for op in view.ops)
 
 
@@ -211,56 +212,56 @@ def _has_clusters(view: View, context: Context) -> bool:
     return bool(clusters(view))
 
 
-def _attends(view: View, context: Context) -> bool:
+def _has_attention(view: View, context: Context) -> bool:
     return any(kind in _ATTENTIONS for kind in view.by_kind) or scores_are_read(view)
 
 
-def _norms_or_activates(view: View, context: Context) -> bool:
+def _has_norms_or_activations(view: View, context: Context) -> bool:
     kinds = ("LayerNormalization", "RMSNormalization", "Gelu", "Sigmoid")
     return any(kind in kinds for kind in view.by_kind) or _has_clusters(view, context)
 
 
 _ATTENTIONS = ("Attention", "com.microsoft::MultiHeadAttention")
-_MOVE_BIASES = LazyPass("passes.attention_biases:move_attention_biases", when=_attends)
+_MOVE_BIASES = LazyPass("passes.attention_biases:move_attention_biases", when=_has_attention)
 _ROUNDS = (
-    (LazyPass("const_eval:fold_constants", when=_folds),),
+    (LazyPass("const_eval:fold_constants", when=_has_foldable_ops),),
     (
         LazyPass("passes.fold_batch_norm:fold_batch_norms", (("BatchNormalization",),)),
         LazyPass("passes.standard_ops:fuse_clusters", when=_has_clusters),
-        LazyPass("passes.spell_out:spell_group_norms", (("GroupNormalization",),)),
+        LazyPass("passes.decompose:decompose_group_norms", (("GroupNormalization",),)),
     ),
     (_MOVE_BIASES,),
     (
-        LazyPass("attention.build:fuse_attention", (("Softmax",),), _attends),
+        LazyPass("attention.build:fuse_attention", (("Softmax",),), _has_attention),
         LazyPass("passes.standard_ops:divide_by_roots", (("Reciprocal",),), _has_clusters),
     ),
 )
-"""Attention comes after the operators: a softmax that was written out is one of them."""
+"""Attention comes after the other operators, since its softmax may be written out."""
 _CONTRIB_ROUNDS = (
     _ROUNDS[0],
     (
         *_ROUNDS[1],
-        LazyPass("passes.biases:spread_gemms", (("Gemm",), ("Reshape",))),
-        LazyPass("passes.spell_out:spell_patches", (("Conv",), ("Transpose",))),
+        LazyPass("passes.biases:replace_gemms", (("Gemm",), ("Reshape",))),
+        LazyPass("passes.decompose:decompose_patch_convs", (("Conv",), ("Transpose",))),
         LazyPass("contrib.fuse:fuse_rotations", (("Neg", "RotaryEmbedding"),)),
     ),
-    (LazyPass("contrib.fuse:fuse_attentions", (("Softmax",),), _attends), *_ROUNDS[-1]),
+    (LazyPass("contrib.fuse:fuse_attentions", (("Softmax",),), _has_attention), *_ROUNDS[-1]),
     (
-        LazyPass("passes.attention_biases:part_biases", (_ATTENTIONS, ("Split",))),
+        LazyPass("passes.attention_biases:split_attention_biases", (_ATTENTIONS, ("Split",))),
         LazyPass("passes.biases:move_into_tables", (("MatMul",), ("Add",))),
     ),
     (_MOVE_BIASES,),
-    (LazyPass("contrib.fuse:fuse_contrib", when=_norms_or_activates),),
+    (LazyPass("contrib.fuse:fuse_contrib", when=_has_norms_or_activations),),
     (
         LazyPass("passes.biases:widen_biases", (("MatMul",), ("Add",))),
         LazyPass(
-            "passes.spell_out:align_products",
+            "passes.decompose:align_products",
             (("MatMul",),),
             lambda view, _: any(math.prod(t.dims) >= LARGE_WEIGHT for t in view.constants.values()),
         ),
     ),
 )
-"""onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
+"""onnxruntime's own attention comes before the standard's, whose CUDA kernel is slower."""
 _DIFFUSION = LazyPass("contrib.diffusion:fuse_diffusion", (("InstanceNormalization", "Gelu", "Erf"),))
 _ROUNDS_BY_FUSE = {
     "basic": _ROUNDS,
@@ -270,28 +271,28 @@ _ROUNDS_BY_FUSE = {
 _BOUND_FILLS = LazyPass("passes.attention_masks:bound_fills", when=lambda view, context: far_fills(view, context.to))
 
 
-def _findings(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """Return the findings of each round, without refusals of ops that it or a later one fused after all."""
+def _findings(rounds: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
+    """Return the findings of all rounds, without refusals for ops that the same round or a later one fused."""
     fused_at: dict[_Key, int] = {}
-    for number, (view, outcomes) in enumerate(steps):
+    for number, (view, outcomes) in enumerate(rounds):
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
     final: list[Finding] = []
-    for number, (view, outcomes) in enumerate(steps):
+    for number, (view, outcomes) in enumerate(rounds):
         kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) < number]
         final.extend(findings(view, kept))
     return tuple(final)
 
 
-def followed(
-    marked: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]] | None = None
+def carry_over(
+    marks: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]] | None = None
 ) -> Mapping[OpId, str]:
-    """Return the marks of ops in another view of a model. `results`: names of the results of ops written anew."""
-    if before is after or not marked:
-        return marked
-    changed = results or {}
-    keys = {op: _key(before, op) for op in marked}
-    words = {(keys[op][0], changed.get(op, keys[op][1])): word for op, word in marked.items()}
-    return {op.id: words[key] for op in after.ops if (key := _key(after, op.id)) in words}
+    """Carry marks of ops over to another view of the model. `results`: the new result names of rewritten ops."""
+    if before is after or not marks:
+        return marks
+    renamed = results or {}
+    keys = {op: _key(before, op) for op in marks}
+    mark_of_key = {(keys[op][0], renamed.get(op, keys[op][1])): mark for op, mark in marks.items()}
+    return {op.id: mark_of_key[key] for op in after.ops if (key := _key(after, op.id)) in mark_of_key}
 
 
 _Key = tuple[int, tuple[str, ...]]
@@ -301,16 +302,16 @@ def _key(view: View, op: OpId) -> _Key:
     return view.ops[op].scope, tuple(view.ops[op].node.output)
 
 
-def _objection(to: DType, target: Target, named: Collection[_Key], view: View, fusion: Replacement) -> str | None:
-    chosen = [op for op in fusion.ops if _key(view, op) in named]
-    if chosen:
-        return f"a pattern names {view.ops[chosen[0]].name}"
+def _objection(to: DType, target: Target, excluded: Collection[_Key], view: View, fusion: Replacement) -> str | None:
+    matched_ops = [op for op in fusion.ops if _key(view, op) in excluded]
+    if matched_ops:
+        return f"a pattern names {view.ops[matched_ops[0]].name}"
     if fusion.kind == ATTENTION and target.family == Target.TENSORRT:
         return "TensorRT fuses attention from its parts, so it stays written out"
     kernels = target.kernels
     if fusion.kind == GROUP_NORM and kernels is None:
         return "the target may have a kernel for it"
-    if kernels is None or fusion.kind in (CONSTANT, BATCH_NORM, SPELLED_ATTENTION):
+    if kernels is None or fusion.kind in (CONSTANT, BATCH_NORM, DECOMPOSED_ATTENTION):
         return None
     node, types = fusion.node, (to,) if fusion.kind == GROUPED_ATTENTION else (DType.FLOAT, to)
     return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), types)

@@ -1,8 +1,8 @@
-"""BatchNormalization in the Conv, ConvTranspose or Gemm before it, whose weights then carry its factor and shift.
+"""Folding of BatchNormalization into the weights of the Conv, ConvTranspose or Gemm before it.
 
 y = γ (W x + b − μ) / √(σ² + ε) + β is W' x + b' with W' = s W, b' = s (b − μ) + β and s = γ / √(σ² + ε), all per output
 channel (Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
-CVPR 2018, section 3.2). Computed in float64 and rounded once.
+CVPR 2018, section 3.2). The new weights are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from amp_rewrite.ir.dataflow import is_only_reader
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.builder import Surroundings
+from amp_rewrite.rewrite.builder import NewNodes
 from amp_rewrite.rewrite.equivalence import Trial, as_float64, disagreement
 from amp_rewrite.rewrite.reference import MAX_ELEMENTS, Arrays
 from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replacement, as_outcome
 
-_TRIED = 15
-"""The opset in which both are run, at least: for that of opset 9 onnx's reference computes statistics, as in training.
-From then to opset 15 the folded operators changed only in the types that they take."""
-_CARRIERS = LAYERS - {"MatMul"}  # it takes no bias
+_MIN_TRIAL_OPSET = 15
+"""The lowest opset of a trial: at opset 9, onnx's reference computes statistics as in training.
+From there to opset 15 the operators changed only in the types they accept."""
+_CARRIERS = LAYERS - {"MatMul"}  # it has no bias
 
 
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights that it folds."""
+    """Fold each BatchNormalization into the linear op before it, or refuse it; this reads the weights."""
     for op in view.of_kinds(("BatchNormalization",)):
         linear = view.producer(op.inputs[0], *_CARRIERS)
         if linear is not None:
-            yield as_outcome(BATCH_NORM, op.id, _unfit(view, linear, op) or _folded(view, linear, op, context.to))
+            yield as_outcome(BATCH_NORM, op.id, _obstacle(view, linear, op) or _folded(view, linear, op, context.to))
 
 
 def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
@@ -45,31 +45,31 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     constants = _constants(view, linear, norm)
     if isinstance(constants, str):
         return constants
-    old, gamma, beta, mean, variance, *rest = (array for _, array in constants)
+    original, gamma, beta, mean, variance, *optional = (array for _, array in constants)
     channels = gamma.shape[0] if gamma.ndim == 1 else -1
-    if old.ndim < 2 or old.shape[axis] != channels:
+    if original.ndim < 2 or original.shape[axis] != channels:
         return "its channel count differs from that of the weights before it"
-    offset = rest[0] if rest else np.zeros(channels)
+    offset = optional[0] if optional else np.zeros(channels)
     if any(array.shape != (channels,) for array in (beta, mean, variance, offset)):
         return "its bias or its statistics are not one number per channel"
     with np.errstate(all="ignore"):
         factor = gamma / np.sqrt(variance + np.float64(np.float32(float_attribute(norm.node, "epsilon", 1e-5))))
-        weight = old * factor.reshape([-1 if a == axis else 1 for a in range(old.ndim)])
+        weight = original * factor.reshape([-1 if each == axis else 1 for each in range(original.ndim)])
         bias = offset * factor + (beta - mean * factor)
-    refused = _unfit_numbers(axis, old, weight, bias, to)
-    if refused:
-        return refused
-    around, node = Surroundings(view, norm), clone(linear.node)
+    obstacle = _numeric_obstacle(axis, original, weight, bias, to)
+    if obstacle:
+        return obstacle
+    new, node = NewNodes(view, norm), clone(linear.node)
     stored = {"folded": weight.astype(np.float32), "folded_bias": bias.astype(np.float32)}
-    node.input[1:] = [around.constant(f"{linear.node.input[1]}_{word}", array) for word, array in stored.items()]
+    node.input[1:] = [new.constant(f"{linear.node.input[1]}_{suffix}", array) for suffix, array in stored.items()]
     node.output[:] = norm.node.output[:1]
-    fusion = Replacement(BATCH_NORM, (linear.id, norm.id), norm.id, node, **around.parts())
-    tried = replace(view, opsets={**view.opsets, "": max(_TRIED, view.opset)})
-    written = dict(zip(node.input[1:], map(as_float64, stored.values()), strict=True))
-    return disagreement(tried, fusion, _trials(linear, dict(constants), written)) or fusion
+    fusion = Replacement(BATCH_NORM, (linear.id, norm.id), norm.id, node, **new.parts())
+    trial_view = replace(view, opsets={**view.opsets, "": max(_MIN_TRIAL_OPSET, view.opset)})
+    folded = dict(zip(node.input[1:], map(as_float64, stored.values()), strict=True))
+    return disagreement(trial_view, fusion, _trials(linear, dict(constants), folded)) or fusion
 
 
-def _unfit(view: View, linear: Op, norm: Op) -> str | None:
+def _obstacle(view: View, linear: Op, norm: Op) -> str | None:
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it is in training mode"
     if view.opset < FIRST_INFERENCE_BATCH_NORM:
@@ -101,50 +101,50 @@ def _channel_axis(linear: Op) -> int:
     return 1 if linear.kind == "ConvTranspose" else 0
 
 
-def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType) -> str | None:
-    """Return the fault of the numbers for folding.
+def _numeric_obstacle(axis: int, original: Array, weight: Array, bias: Array, to: DType) -> str | None:
+    """Return why the folded weights are not usable; None if they are.
 
-    Rounding to subnormals is off by half the least of them; beside a largest weight of `tiny` or more that is no more
-    than half an epsilon. So each channel has to keep one weight of that size, if it had one.
+    Rounding to a subnormal has an error of up to half the smallest subnormal, which is at most half an epsilon relative
+    to a weight of `tiny` or more. So each channel that had such a weight must keep one.
     """
     largest = max(np.abs(weight).max(initial=0), np.abs(bias).max(initial=0))
     if not np.isfinite(largest):
         return "its folded weights are not finite"
     if largest > to.max:
         return f"its folded weights would reach {largest:.3g}, beyond the range of {to.spelling}"
-    before, after = (np.abs(w).max(axis=tuple(a for a in range(w.ndim) if a != axis), initial=0) for w in (old, weight))
+    others = tuple(a for a in range(weight.ndim) if a != axis)
+    before, after = (np.abs(array).max(axis=others, initial=0) for array in (original, weight))
     lost = int(np.count_nonzero((after < to.tiny) & (after > 0) & (before >= to.tiny)))
     return f"the folded weights of {lost} channels would be subnormal in {to.spelling}" if lost else None
 
 
 # -- proof -----------------------------------------------------------------------------------------
 
-_MOST = 1 << 18  # elements of a weight that is tried whole
+_MAX_TRIAL_ELEMENTS = 1 << 18  # of a weight of which all channels are tried
 
 
-def _trials(linear: Op, read: Arrays, written: Arrays) -> list[Trial]:
-    """Return a trial; none for attributes that do not fit the weight.
+def _trials(linear: Op, constants: Arrays, folded: Arrays) -> list[Trial]:
+    """Return a trial; none if the attributes do not match the weight.
 
-    Of large weights the first channels are tried, unless they are in groups: each is computed by itself, and all of
-    them by the same array operations.
+    A large weight without groups is tried with its first channels: channels are independent, and all of them go through
+    the same array operations.
     """
-    axis, weight = _channel_axis(linear), next(iter(written.values()))
+    axis, weight = _channel_axis(linear), next(iter(folded.values()))
     shape = _input_shape(linear, weight)
-    large = weight.size > _MOST and int_attribute(linear.node, "group", 1) == 1
-    few = max(1, _MOST * weight.shape[axis] // weight.size) if large else None
+    large = weight.size > _MAX_TRIAL_ELEMENTS and int_attribute(linear.node, "group", 1) == 1
+    kept = max(1, _MAX_TRIAL_ELEMENTS * weight.shape[axis] // weight.size) if large else None
 
-    def cut(array: Array) -> Array:
-        return array[:, :few] if array.ndim > 1 and axis else array[:few]
+    def truncated(array: Array) -> Array:
+        return array[:, :kept] if array.ndim > 1 and axis else array[:kept]
 
-    before, after = ({name: cut(array) for name, array in arrays.items()} for arrays in (read, written))
+    before, after = ({name: truncated(array) for name, array in arrays.items()} for arrays in (constants, folded))
     if shape is None:
         return []
     return [Trial({**before, linear.node.input[0]: np.random.default_rng(0).standard_normal(shape)}, after)]
 
 
 def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:
-    """Return the least input on which every element of a kernel is used more than once; None for attributes that do
-    not fit the weight."""
+    """Return the smallest input that uses each element of a kernel more than once; None if attributes do not match."""
     if linear.kind == "Gemm":
         inner = weight.shape[1 - _channel_axis(linear)]
         return (inner, 2) if int_attribute(linear.node, "transA", 0) else (2, inner)

@@ -1,4 +1,4 @@
-"""Functions in place of their calls: a model's own, and those of the standard that the target has no kernel for."""
+"""Inlining of a model's local functions, and of the standard's functions that lack a kernel on the target."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ from amp_rewrite.settings.request import Request
 
 
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Inline the local functions of float32 values, to paint their ops, too.
+    """Inline the local functions that process float32 values, so that their ops can be painted.
 
-    `low`: those that handle a low type as well, so that their ops can be raised.
+    `low`: also inline those that process low types, so that their ops can be raised.
     """
     functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
         return view, ()
-    note = "a local function; inlined, each of its ops gets a type of its own"
-    findings = tuple(Finding("inlined", f"{domain}::{name}", note) for domain, name in functions)
+    message = "a local function; inlined, each of its ops gets a type of its own"
+    findings = tuple(Finding("inlined", f"{domain}::{name}", message) for domain, name in functions)
     return View.of(inlined(view.model, functions)), findings
 
 
 def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) -> Model:
-    """Return the model with calls of these local functions, by domain and name (all if None), replaced by their bodies.
+    """Return the model with calls of local functions, by domain and name (None for all), replaced by their bodies.
 
-    ModelError for functions that call each other in a circle, stand twice, or do not fit their calls.
+    ModelError for functions that are recursive, defined twice, or do not match their calls.
     """
     if functions is None:
         functions = sorted({(f.domain, f.name) for f in model.proto.functions})
     if not functions:
         return model
     check_imports(model.proto)
-    known = Counter((f.domain, f.name, f.overload) for f in model.proto.functions)
-    twice = next((name for (_, name, _), number in known.items() if number > 1), None)
-    if twice is not None:  # onnx below 1.20 takes one of them
-        raise ModelError(f"the model's local functions cannot be inlined: {twice!r} is defined twice; remove one")
+    counts = Counter((f.domain, f.name, f.overload) for f in model.proto.functions)
+    duplicate = next((name for (_, name, _), count in counts.items() if count > 1), None)
+    if duplicate is not None:  # onnx below 1.20 picks one of them
+        raise ModelError(f"the model's local functions cannot be inlined: {duplicate!r} is defined twice; remove one")
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_prepared(model.proto), list(functions)))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as cause:
@@ -66,27 +66,27 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
 
 
 def _prepared(proto: ModelProto) -> ModelProto:
-    """Return the model with what onnx's inliner does not do: defaults of functions in their calls, one opset.
+    """Return the model prepared for onnx's inliner, which ignores attribute defaults and requires a single opset.
 
-    Functions of another opset are labelled with the model's own, if that means the same for their ops. The standard
-    asks no less of those that it calls (IR.md, "Model Local Functions"); the inliner wants one label.
+    A function of another opset gets the opset of the model if its ops are the same there. The standard requires that of
+    functions that are called (IR.md, "Model Local Functions").
     """
-    own = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
-    labelled = clone(proto)
-    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in labelled.functions if f.attribute_proto}
+    opsets = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
+    prepared = clone(proto)
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in prepared.functions if f.attribute_proto}
     if defaults:
-        for node in (n for f in (labelled.graph, *labelled.functions) for n in all_nodes(f.node)):
-            stated = {a.name for a in node.attribute}
-            unstated = defaults.get((node.domain, node.op_type, node.overload), ())
-            node.attribute.extend(a for a in unstated if a.name not in stated)
-    for function in labelled.functions:
+        for node in (n for f in (prepared.graph, *prepared.functions) for n in all_nodes(f.node)):
+            given = {a.name for a in node.attribute}
+            defaults_of_function = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(a for a in defaults_of_function if a.name not in given)
+    for function in prepared.functions:
         for imported in function.opset_import:
-            domain, old = normal_domain(imported.domain), imported.version
-            new = own.get(domain, old)
+            domain, current = normal_domain(imported.domain), imported.version
+            wanted = opsets.get(domain, current)
             ops = {node.op_type for node in all_nodes(function.node) if normal_domain(node.domain) == domain}
-            if new != old and all(_since(domain, op, old) == _since(domain, op, new) for op in ops):
-                imported.version = new
-    return labelled
+            if wanted != current and all(_since(domain, op, current) == _since(domain, op, wanted) for op in ops):
+                imported.version = wanted
+    return prepared
 
 
 def _since(domain: str, op_type: str, opset: int) -> int | None:
@@ -95,31 +95,32 @@ def _since(domain: str, op_type: str, opset: int) -> int | None:
 
 
 def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
-    local = view.model.proto.functions
-    called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
-    handled = {None, *dtypes}
-    calls = (op for op in view.ops if op.signature is None and any(view.dtype(v) in handled for v in op.ports))
-    return reach(((op.node.domain, op.op_type) for op in calls), called.__getitem__, called.__contains__)
+    functions = view.model.proto.functions
+    calls_of = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in functions}
+    dtypes_or_unknown = {None, *dtypes}
+    unknown = (op for op in view.ops if op.signature is None)
+    calls = (op for op in unknown if any(view.dtype(v) in dtypes_or_unknown for v in op.ports))
+    return reach(((op.node.domain, op.op_type) for op in calls), calls_of.__getitem__, calls_of.__contains__)
 
 
 def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """Return a view with function bodies in place of ops without a kernel of the target.
+    """Return a view with function bodies in place of ops without a kernel on the target.
 
-    Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
-    whose body holds no denied op, which would bring the Casts inside instead of sparing them.
+    Only op types that gain by it are inlined: some node of the type would be lowered if there were a kernel, and the
+    body has no denied op, which would need Casts inside.
     """
     candidates = run_as_bodies(view, request.target.kernels)
     if not candidates:
         return view, ()
-    if request.target == Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
+    if request.target == Target.WEBGPU:  # the runtime would run them on the CPU
         chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
         note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
     else:
-        usual = Request(to=request.to, lists=request.lists, target=Target.ONNX, safety="none")
-        coloring = paint(Problem(view, usual))
-        decided = ((op, coloring.of(op.id)) for op in candidates)
-        lowered = (op for op, decision in decided if decision is not None and decision.dtype is request.to)
-        chosen = [op for op in lowered if not _holds_denied(view, op, request.op_lists)]
+        plain = Request(to=request.to, lists=request.lists, target=Target.ONNX, safety="none")
+        coloring = paint(Problem(view, plain))
+        decisions = ((op, coloring.of(op.id)) for op in candidates)
+        lowered = (op for op, decision in decisions if decision is not None and decision.dtype is request.to)
+        chosen = [op for op in lowered if not _has_denied_op(view, op, request.op_lists)]
         note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
     findings = []
     for name in sorted({op.op_type for op in chosen}):
@@ -131,9 +132,9 @@ def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[F
 
 
 def _expanded(view: View, op_type: str) -> View | None:
-    """Return a view with the ops of one type inlined; None if onnx cannot build their body, or builds a broken one.
+    """Return a view with the ops of one type inlined; None if onnx cannot build their body, or builds an invalid one.
 
-    New values bear the type's name, so that it does not depend on what else is inlined: ranges are looked up by it.
+    New values are named after the op type, whatever else is inlined, because ranges are looked up by name.
     """
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
@@ -145,7 +146,7 @@ def _expanded(view: View, op_type: str) -> View | None:
         return None
 
 
-def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
+def _has_denied_op(view: View, op: Op, lists: OpLists) -> bool:
     dtypes = map(view.dtype, op.inputs)
     types = [TypeProto() if dtype is None else make_tensor_type_proto(dtype.code, None) for dtype in dtypes]
     body = function_body(op, view.opset, types)
@@ -155,18 +156,18 @@ def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:
 
 
 def function_body(op: Op, opset: int, types: Sequence[TypeProto]) -> FunctionProto | None:
-    """Return the function body behind a node at an opset, for inputs of these types; None if onnx cannot build it."""
+    """Return the function body of an op at an opset for inputs of these types; None if onnx cannot build it."""
     schema: Any = onnx.defs.get_schema(op.op_type, opset, "")
-    by_context = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
     try:
-        if by_context:
+        if versions:
             inputs = [proto.SerializeToString() for proto in types]
-            build = schema.get_context_dependent_function_with_opset_version
-            built = build(max(by_context), op.node.SerializeToString(), inputs)
+            get_body = schema.get_context_dependent_function_with_opset_version
+            body = get_body(max(versions), op.node.SerializeToString(), inputs)
         else:
             version = max(v for v in schema.function_opset_versions if v <= opset)
-            built = schema.get_function_with_opset_version(version)
-        function = FunctionProto.FromString(built if isinstance(built, bytes) else built.SerializeToString())
+            body = schema.get_function_with_opset_version(version)
+        function = FunctionProto.FromString(body if isinstance(body, bytes) else body.SerializeToString())
     except (RuntimeError, ValueError):
         return None
     return function if function.node else None

@@ -1,4 +1,4 @@
-"""Clusters that are one operator of the standard: LayerNormalization, RMSNormalization, Gelu, Softmax."""
+"""Fusion of clusters into operators of the standard: LayerNormalization, RMSNormalization, Gelu, Softmax."""
 
 from __future__ import annotations
 
@@ -24,88 +24,86 @@ from amp_rewrite.rewrite.replacement import (
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
-    """Replace each cluster by the operator of the standard, or refuse it.
-
-    `opset`: that of the operators, by default the model's.
-    """
+    """Replace each cluster by an operator of the standard, or refuse it; `opset` defaults to that of the model."""
     opset = view.opset if opset is None else opset
     for cluster in clusters(view):
-        if cluster.kind in _FORMULAS:
+        if cluster.kind in _OPERATORS:
             yield as_outcome(cluster.kind, max(cluster.ops), _fused(view, cluster, context, opset))
 
 
-_Reading = tuple[Sequence[ValueId], Mapping[str, object], tuple[int, ...]]
-"""The node's inputs after the entry, its attributes, and the shape of the entry with which both are tried."""
+_Operator = tuple[Sequence[ValueId], Mapping[str, object], tuple[int, ...]]
+"""The inputs of the node after the entry, its attributes, and a shape of the entry for trials."""
 
 
 def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replacement | str:
     entry, ops = cluster.entry, cluster.ops
-    op_type, read = _FORMULAS[cluster.kind]
+    op_type, build = _OPERATORS[cluster.kind]
     if opset < FIRST_FUSED[op_type]:
         return too_old(opset, op_type, FIRST_FUSED[op_type], context)
     if entry is None or not only_float32(view, ops):
         return "not all of it is float32"
-    reading = read(view, cluster, context)
-    if isinstance(reading, str):
-        return reading
-    weights, attributes, shape = reading
+    operator = build(view, cluster, context)
+    if isinstance(operator, str):
+        return operator
+    weights, attributes, shape = operator
     others = [v for v in outside(view, ops) if v not in (entry, *weights)]
-    stray = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
-    if stray:
-        return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
+    variable = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
+    if variable:
+        return f"it also reads {view.value_name(variable[0])}, which is not one constant number"
     last = view.ops[max(ops)]
-    reads = [view.value_name(v) for v in (entry, *weights)]
-    fusion = Replacement(cluster.kind, ops, last.id, fused_node(op_type, last, reads, last.node.output[:1], attributes))
-    tried = {entry: shape, **dict.fromkeys(weights, shape[-1:])}
-    return disagreement(view, fusion, random_trials(view, tried), {**view.opsets, "": opset}) or fusion
+    inputs = [view.value_name(v) for v in (entry, *weights)]
+    node = fused_node(op_type, last, inputs, last.node.output[:1], attributes)
+    fusion = Replacement(cluster.kind, ops, last.id, node)
+    shapes = {entry: shape, **dict.fromkeys(weights, shape[-1:])}
+    return disagreement(view, fusion, random_trials(view, shapes), {**view.opsets, "": opset}) or fusion
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
-    """Write x · Reciprocal(root) in a norm as x / root, which onnxruntime fuses with the rest of the norm."""
+    """Replace x · Reciprocal(root) in a norm by x / root, which onnxruntime fuses with the rest of the norm."""
     for cluster in clusters(view):
         inverse = next((view.ops[op] for op in cluster.ops if view.ops[op].kind == "Reciprocal"), None)
         product = only_reader(view, inverse.outputs[0], "Mul") if inverse is not None else None
-        if inverse is None or product is None or cluster.kind not in _DIVIDED or not only_float32(view, cluster.ops):
+        if inverse is None or product is None or cluster.kind not in _NORMS or not only_float32(view, cluster.ops):
             continue
-        reads = [next(v for v in product.operands if v != inverse.outputs[0]), inverse.operands[0]]
-        node = fused_node("Div", product, [view.value_name(v) for v in reads], product.node.output, {})
-        tried = {reads[0]: (2, 7), reads[1]: (2, 1)}
+        operands = [next(v for v in product.operands if v != inverse.outputs[0]), inverse.operands[0]]
+        node = fused_node("Div", product, [view.value_name(v) for v in operands], product.node.output, {})
+        shapes = {operands[0]: (2, 7), operands[1]: (2, 1)}
         fusion = Replacement("division", (inverse.id, product.id), product.id, node)
-        yield as_outcome("division", product.id, disagreement(view, fusion, random_trials(view, tried)) or fusion)
+        yield as_outcome("division", product.id, disagreement(view, fusion, random_trials(view, shapes)) or fusion)
 
 
-_DIVIDED = ("layer_normalization", "rms_normalization")
+_NORMS = ("layer_normalization", "rms_normalization")
 
 
 # -- normalizations --------------------------------------------------------------------------------
 
 
-def _norm(view: View, cluster: Cluster, context: Context) -> _Reading | str:
+def _norm(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     shape = context.shape(view, cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:
         return "the size of the axis that it normalizes is not known"
-    wrong = _reduces_elsewhere(view, cluster, len(shape))
-    if wrong:
-        return wrong
+    obstacle = _reduction_obstacle(view, cluster, len(shape))
+    if obstacle:
+        return obstacle
     captured = cluster.values
     epsilon = number(view, captured.get("guard"))
     if epsilon is None:
         return "its epsilon is not one constant number that is added below the root"
     if "scale" not in captured:
         return "no scale follows, and the operator wants one"
-    reads = tuple(captured[name] for name in ("scale", "bias") if name in captured)
-    for value in reads:
+    weights = tuple(captured[name] for name in ("scale", "bias") if name in captured)
+    for value in weights:
         if context.shape(view, value) != (width,):
             return f"{view.value_name(value)} is not one number for each of the {width} that it normalizes"
-    return reads, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width)
+    return weights, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width)
 
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
 
 
-def _reduces_elsewhere(view: View, cluster: Cluster, rank: int) -> str | None:
-    """Return why the reductions of a cluster are not over the last axis, keeping it; None if they are."""
+def _reduction_obstacle(view: View, cluster: Cluster, rank: int) -> str | None:
+    """Return why the reductions of a cluster do not reduce and keep the last axis; None if they do."""
     for op in (op for op_id in cluster.ops if (op := view.ops[op_id]).kind in _REDUCTIONS):
         if op.kind == "GlobalAveragePool" or list(axes_of(view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis alone"
@@ -117,14 +115,14 @@ def _reduces_elsewhere(view: View, cluster: Cluster, rank: int) -> str | None:
 # -- softmax, activations --------------------------------------------------------------------------
 
 
-def _softmax(view: View, cluster: Cluster, context: Context) -> _Reading | str:
+def _softmax(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     shape = context.shape(view, cluster.entry)
     if shape is None:
         return "the rank of its operand is not known"
-    return _reduces_elsewhere(view, cluster, len(shape)) or ((), {"axis": -1}, trial_shape(len(shape), 7))
+    return _reduction_obstacle(view, cluster, len(shape)) or ((), {"axis": -1}, trial_shape(len(shape), 7))
 
 
-def _gelu(view: View, cluster: Cluster, context: Context) -> _Reading | str:
+def _gelu(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     shape = context.shape(view, cluster.entry) or ()
     ranks = [len(t.dims) for v in outside(view, cluster.ops) if (t := view.constant(v)) is not None]
     if max(ranks, default=0) > len(shape):
@@ -133,11 +131,11 @@ def _gelu(view: View, cluster: Cluster, context: Context) -> _Reading | str:
     return (), {"approximate": approximate}, trial_shape(len(shape) or 1, 61)
 
 
-_FORMULAS: Mapping[str, tuple[str, Callable[[View, Cluster, Context], _Reading | str]]] = {
+_OPERATORS: Mapping[str, tuple[str, Callable[[View, Cluster, Context], _Operator | str]]] = {
     "layer_normalization": ("LayerNormalization", _norm),
     "rms_normalization": ("RMSNormalization", _norm),
     "softmax": ("Softmax", _softmax),
     "gelu_erf": ("Gelu", _gelu),
     "gelu_tanh": ("Gelu", _gelu),
 }
-"""The operator of each kind of cluster, and the reading of the cluster as one."""
+"""The operator for each kind of cluster, and the function that returns its inputs and attributes."""

@@ -1,1 +1,1 @@
-"""Range shifting: regions of values computed multiplied by 2⁻ᵏ, exactly, so that they fit the low type."""
+"""Range shifting: compute regions of values multiplied by 2⁻ᵏ, which is exact, to fit them into the low type."""

@@ -20,7 +20,7 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.rewrite.builder import Surroundings, new_node, set_attribute
+from amp_rewrite.rewrite.builder import NewNodes, new_node, set_attribute
 from amp_rewrite.rewrite.replacement import Context, Replacement, run_round
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
 from amp_rewrite.rewrite.shift.plan import (
@@ -184,7 +184,7 @@ class _ShiftEmitter:
     # -- nodes -------------------------------------------------------------------------------------------
 
     def _replaced(self, op: Op, ports: Mapping[OpPort, int]) -> Iterator[Replacement]:
-        node, around = clone(op.node), Surroundings(self.view, op)
+        node, new = clone(op.node), NewNodes(self.view, op)
         for port, exponent in ports.items():
             value = value_at(op, port)
             if port.is_attribute:
@@ -196,11 +196,11 @@ class _ShiftEmitter:
                 if self.natural.get(value):
                     node.output[port.slot] = self._name(value)
                     if self._is_kept(value):
-                        around.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), around))
+                        new.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), new))
             elif self.view.constant(value) is not None:
                 if exponent:
                     tensor = self._constant(value, exponent)
-                    around.weights.append(tensor)
+                    new.weights.append(tensor)
                     node.input[port.slot] = tensor.name
             elif exponent == self.natural.get(value, 0):
                 node.input[port.slot] = self._name(value)
@@ -209,14 +209,14 @@ class _ShiftEmitter:
             else:  # the value does not exist at this exponent
                 name = self._new_name(value, exponent, op.scope)
                 if name not in node.input:
-                    around.ahead.append(self._mul(op, Origin(value, exponent), name, around))
+                    new.ahead.append(self._mul(op, Origin(value, exponent), name, new))
                 node.input[port.slot] = name
         for slot, value in enumerate(op.inputs):  # ports of any exponent
             if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):
                 node.input[slot] = self._name(value)
         if node != op.node:
             self.results[op.id] = tuple(node.output)
-            yield Replacement(KIND, (op.id,), op.id, node, findings=(), **around.parts())
+            yield Replacement(KIND, (op.id,), op.id, node, findings=(), **new.parts())
 
     def _name(self, value: ValueId) -> str:
         natural, scope = self.natural.get(value, 0), self.view.values[value].scope
@@ -241,11 +241,11 @@ class _ShiftEmitter:
             self.constants[key] = scaled(tensor, exponent, name=name, model=self.view.model)
         return self.constants[key]
 
-    def _mul(self, op: Op, made: Origin, result: str, around: Surroundings) -> NodeProto:
+    def _mul(self, op: Op, made: Origin, result: str, new: NewNodes) -> NodeProto:
         """Return the Mul to another exponent of a value."""
         self.muls.setdefault(op.id, []).append(made)
         by = self.natural.get(made.value, 0) - made.exponent
-        factor = around.constant(f"shift_by_{by}".replace("-", "m"), np.array(math.ldexp(1.0, by), np.float32))
+        factor = new.constant(f"shift_by_{by}".replace("-", "m"), np.array(math.ldexp(1.0, by), np.float32))
         return new_node("Mul", [self._name(made.value), factor], result, f"{result}_Mul")
 
     def _is_kept(self, value: ValueId) -> bool:

@@ -18,7 +18,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, hides
+from amp_rewrite.rewrite.attention.recognize import ABSORBING, NEGLIGIBLE, hides_scores
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.attention_masks import select_masks, shrink_score_constants
 from amp_rewrite.rewrite.replacement import Context, run_round
@@ -166,8 +166,8 @@ def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
     ],
 )
 def test_a_fill_hides_beside_a_shown_score_or_if_it_is_huge(shown: NDArray[np.bool_] | None, seen: bool) -> None:
-    fills = (OUT_OF_REACH / 2, OUT_OF_REACH, LOST / 2, LOST)
-    assert [hides(fill, shown) for fill in fills] == [False, seen, seen, True]
+    fills = (NEGLIGIBLE / 2, NEGLIGIBLE, ABSORBING / 2, ABSORBING)
+    assert [hides_scores(fill, shown) for fill in fills] == [False, seen, seen, True]
 
 
 KEYS = 256

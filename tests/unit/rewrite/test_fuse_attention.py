@@ -11,8 +11,8 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.attention.build import WrittenAttention, mismatch_of, write
-from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
+from amp_rewrite.rewrite.attention.build import AttentionReplacement, attention_mismatch, write_attention
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, fusible_attentions
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.rewrite.replacement import Context
@@ -211,7 +211,7 @@ def test_a_softmax_between_no_products_is_no_attention() -> None:
         assert standard(model_of(body, ", float[4,6] w", output="float[a,b,c,d] y"))[1] == []
 
 
-def without(written: WrittenAttention, op_type: str) -> WrittenAttention:
+def without(written: AttentionReplacement, op_type: str) -> AttentionReplacement:
     """The same nodes but for the last of a type, whose readers read what it read instead."""
     (*_, gone) = [node for node in written.ahead if node.op_type == op_type]
     renamed = {gone.output[0]: gone.input[1 if op_type == "Where" else 0]}
@@ -227,10 +227,10 @@ def without(written: WrittenAttention, op_type: str) -> WrittenAttention:
 @pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])
 def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: str) -> None:
     view = View.of(Model.load(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK)))
-    ((_, site),) = sites(view, Context(DType.FLOAT16))
+    ((_, site),) = fusible_attentions(view, Context(DType.FLOAT16))
     assert isinstance(site, FusibleAttention)
-    assert mismatch_of(site, write(site)) is None
-    assert str(mismatch_of(site, without(write(site), op_type))).startswith(
+    assert attention_mismatch(site, write_attention(site)) is None
+    assert str(attention_mismatch(site, without(write_attention(site), op_type))).startswith(
         "on random inputs the results differ by up to"
     )
 

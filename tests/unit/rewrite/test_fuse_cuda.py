@@ -12,7 +12,7 @@ import amp_rewrite
 from amp_rewrite.rewrite import const_eval
 from amp_rewrite.rewrite.attention import build
 from amp_rewrite.rewrite.equivalence import UNIT
-from amp_rewrite.rewrite.passes import canonicalize, spell_out
+from amp_rewrite.rewrite.passes import canonicalize, decompose
 from amp_rewrite.settings.choices import Target
 from support import cases
 from support.contrib_models import fused, random_feed
@@ -274,7 +274,7 @@ VOCABULARY = RNG.standard_normal((13, 8)).astype(np.float32)
 
 @pytest.fixture
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (spell_out, canonicalize):
+    for module in (decompose, canonicalize):
         monkeypatch.setattr(module, "LARGE_WEIGHT", 100)
 
 

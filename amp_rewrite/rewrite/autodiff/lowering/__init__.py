@@ -1,1 +1,1 @@
-"""The backward pass made possible: ops without a gradient rule become ops with one."""
+"""Preparation of the backward pass: replace ops without a gradient rule by ops that have one."""

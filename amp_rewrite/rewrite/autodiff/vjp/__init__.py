@@ -1,1 +1,1 @@
-"""Vector-Jacobian products: how a gradient passes each operator, one row per operator, by family."""
+"""Vector-Jacobian products: the gradient rule of each operator, one module per family."""
