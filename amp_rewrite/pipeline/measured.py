@@ -27,7 +27,7 @@ from amp_rewrite.pipeline.conversion import Costs, Draft
 from amp_rewrite.reports.evidence import GUARDED, Evidence
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
-from amp_rewrite.rewrite.shift.emit import Shift, refusal, shifted_by
+from amp_rewrite.rewrite.shift.emit import Shift, apply_shift, refusal
 from amp_rewrite.rewrite.shift.plan import Equations, ShiftRequest, plan_shift
 from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, NO_SHIFT, Target, check_headroom
 from amp_rewrite.settings.option import Data
@@ -149,7 +149,7 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
     seen, coloring, equations = seen_ranges(wide.view, ranges), wide.paint(), Equations.of(wide.view)
     low = {value: measured for value, measured in seen.items() if is_low(wide.view, coloring, value)}
     beyond = _beyond(wide, ranges, want)
-    shift = shifted_by(equations, plan_shift(equations, beyond, low, want), low, want)
+    shift = apply_shift(equations, plan_shift(equations, beyond, low, want), low, want)
     causes = shift.plan.refused.items()
     refused = [_unshifted(wide.view.value_name(v), beyond[v].absmax, 1, cause) for v, cause in causes]
     plain = _noted(draft, refused)

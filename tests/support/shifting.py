@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.shift.emit import Shift, shifted_by
+from amp_rewrite.rewrite.shift.emit import Shift, apply_shift
 from amp_rewrite.rewrite.shift.plan import Equations, ShiftPlan, ShiftRequest, solve_classes
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
@@ -45,7 +45,7 @@ def shifted_at_random(view: View, seed: int) -> Shift:
         if (exponent := rng.choice(EXPONENTS))
         for value in values
     }
-    return shifted_by(equations, ShiftPlan(exponents), {}, WANT)
+    return apply_shift(equations, ShiftPlan(exponents), {}, WANT)
 
 
 def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
@@ -54,7 +54,7 @@ def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
     roots = {equations.classes[v.id]: exponents[v.name] for v in view.values if v.name in exponents}
     solved = solve_classes(equations, roots)
     planned = {value: solved[root] for value, root in equations.classes.items() if root in solved}
-    return shifted_by(equations, ShiftPlan(planned), {}, WANT)
+    return apply_shift(equations, ShiftPlan(planned), {}, WANT)
 
 
 def sandwiched(model: ModelProto) -> ModelProto:

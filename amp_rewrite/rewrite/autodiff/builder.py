@@ -1,4 +1,4 @@
-"""A graph under construction: appends nodes with fresh names, and knows types and shapes of what was there."""
+"""Builder for a copy of a model's graph, with the types and shapes of its original values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 Shape = shapes.DeclaredDims
-"""Dims: known, named or unknown. Two dims of one name are equal."""
+"""Dims that are numbers, names or unknown. Dims with the same name are equal."""
 
 
 @once
 def values_in(view: View) -> Sequence[Mapping[str, ValueId]]:
-    """Return for each scope the values visible in it, by name."""
+    """Return the values visible in each scope, by name."""
     ids: list[ChainMap[str, ValueId]] = []
-    for scope, values in zip(view.scopes, view.values_of, strict=True):  # a parent stands before its bodies
+    for scope, values in zip(view.scopes, view.values_of, strict=True):  # a parent comes before its bodies
         outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
         ids.append(outer.new_child({value.name: value.id for value in values}))
     return ids
@@ -41,13 +41,13 @@ def shapes_of(view: View) -> Mapping[ValueId | None, Shape]:
     return {value: tuple(str(d) if isinstance(d, Size) else d for d in dims) for value, dims in known}
 
 
-def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
+def fixed_dims(shape: Shape | None) -> tuple[int, ...] | None:
     """Return the shape if all its dims are numbers, else None."""
-    known = tuple(d for d in shape or () if isinstance(d, int))
-    return known if shape is not None and len(known) == len(shape) else None
+    fixed = tuple(d for d in shape or () if isinstance(d, int))
+    return fixed if shape is not None and len(fixed) == len(shape) else None
 
 
-_LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
+_LARGEST_CONSTANT = 1 << 16  # most elements of a constant that `Builder.constant_of` reads
 
 
 class Builder(NodeBuilder):
@@ -64,67 +64,67 @@ class Builder(NodeBuilder):
 
     @cached_property
     def graph(self) -> GraphProto:
-        """A copy of the graph."""
+        """The copy of the graph."""
         return clone(self.view.scopes[self.scope].graph)
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
-        """A builder for the main graph of a model; the model stays. ModelError as `View.of` raises it."""
+        """Return a builder for a copy of the main graph of a model. ModelError as in `View.of`."""
         view = View.of(model)
         return cls(view, MAIN, taken=set(view.names), region=region)
 
     def body(self, scope: ScopeId) -> Builder:
-        """A builder for a copy of one body of this graph. Its names collide with none of the model."""
+        """Return a builder for a copy of a body of this graph, with names that are unique in the model."""
         return Builder(self.view, scope, taken=self._taken, region=self._region)
 
     def model(self) -> Model:
-        """The model as it stands now, a new one. Only for the main graph."""
+        """Return a new model with the current graph, which must be the main graph."""
         assert self.scope == MAIN
         proto = clone(self.view.model.proto)
         proto.graph.CopyFrom(self.finished())
         return replace(self.view.model, proto=proto)
 
     def finished(self) -> GraphProto:
-        """The graph as it stands now, a new one."""
-        out = clone(self.graph)
-        read = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._narrow else set()
-        nodes = [n for n in self.nodes if n.output[0] not in self._narrow or n.output[0] in read]
-        out.node.extend(nodes)
-        return out
+        """Return a copy of the current graph."""
+        graph = clone(self.graph)
+        names = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._narrow else set()
+        nodes = [n for n in self.nodes if n.output[0] not in self._narrow or n.output[0] in names]
+        graph.node.extend(nodes)
+        return graph
 
-    # -- what was there --------------------------------------------------------------------------------
+    # -- original values -------------------------------------------------------------------------------
 
-    def known(self, name: str) -> Value | None:
-        """The value of the model itself by its name; None for an appended one, and for no value."""
+    def original(self, name: str) -> Value | None:
+        """Return a value of the original model by its name; None for an appended or missing one."""
         value = self.ids.get(name)
         return None if value is None else self.view.values[value]
 
     def dtype(self, name: str) -> DType | None:
-        """The element type of a value of the model, or of an appended input or constant."""
-        value = self.known(name)
+        """Return the element type of an original value, or of an appended input or constant."""
+        value = self.original(name)
         return super().dtype(name) if value is None else self.view.dtype(value.id)
 
     def element_type(self, name: str) -> DType:
-        """The element type of a value; GradientError if it is not known."""
+        """Return the element type of a value; GradientError if it is unknown."""
         dtype = self.dtype(name)
         if dtype is None:
             raise GradientError(f"the element type of {name!r} is unknown; declare it")
         return dtype
 
     def shape(self, name: str) -> Shape | None:
-        """The shape of a value of the model; None for one of unknown rank, and for an appended one."""
-        value = self.known(name)
+        """Return the shape of an original value; None for an unknown rank or an appended value."""
+        value = self.original(name)
         return None if value is None else self.shapes.get(value.id)
 
     def constant_of(self, name: str) -> Array | None:
-        """A constant of the model of at most 65536 elements; None for other values and larger constants."""
-        value = self.known(name)
+        """Return an original constant of at most 65536 elements; None for other values."""
+        value = self.original(name)
         return None if value is None else self.view.array(value.id, _LARGEST_CONSTANT)
 
     # -- nodes -----------------------------------------------------------------------------------------
 
     def extra_output(self, position: int, slot: int) -> str:
-        """The name of an output of the model's node at this position; a missing one is added to it."""
+        """Return the name of an output of the original node at this position; a missing output is added."""
         proto = self.graph.node[position]
         while len(proto.output) <= slot:
             proto.output.append("")
@@ -132,20 +132,20 @@ class Builder(NodeBuilder):
             proto.output[slot] = self.fresh(f"{proto.output[0]}_{slot}")
         return str(proto.output[slot])
 
-    def spread(self, x: str, shape: str) -> str:
-        """Expand a value to a shape; `narrow` gives it back. An unread Expand is left out."""
-        spread = self.op("Expand", x, shape)
-        self._narrow[spread] = x
-        return spread
+    def expand(self, x: str, shape: str) -> str:
+        """Expand a value to a shape. `narrow` returns the value again, and an Expand without readers is left out."""
+        expand = self.op("Expand", x, shape)
+        self._narrow[expand] = x
+        return expand
 
     def narrow(self, x: str) -> str:
-        """The source of `x` before `spread`, else `x` itself; for ops with broadcasting."""
+        """Return `x` before `expand`, for readers that broadcast; other values are returned as they are."""
         return self._narrow.get(x, x)
 
     # -- inputs and outputs ----------------------------------------------------------------------------
 
     def input(self, name: str, dtype: DType, shape: Shape) -> str:
-        """Add a graph input under the name, or a fresh one made from it; its name."""
+        """Add a graph input with this name, or a fresh one derived from it; return the name."""
         name = self.fresh(name)
         self.graph.input.append(declared(name, dtype, shape))
         self._dtypes[name] = dtype
@@ -153,16 +153,16 @@ class Builder(NodeBuilder):
 
     def promote(self, name: str) -> None:
         """Turn an initializer into a graph input of the same name, type and shape, after the other inputs."""
-        at = next((i for i, t in enumerate(self.graph.initializer) if t.name == name), None)
-        if at is None:
+        index = next((i for i, t in enumerate(self.graph.initializer) if t.name == name), None)
+        if index is None:
             raise GradientError(f"{name!r} is not an initializer of the main graph, so it cannot become an input")
-        tensor = self.graph.initializer[at]
+        tensor = self.graph.initializer[index]
         if all(v.name != name for v in self.graph.input):
             self.graph.input.append(declared(name, DType(tensor.data_type), tensor.dims))
-        del self.graph.initializer[at]
+        del self.graph.initializer[index]
 
     def output(self, name: str, dtype: DType, shape: Shape | None, *, source: str | None = None) -> str:
-        """Make a value a graph output. With `source` that value is given out under `name` by an Identity."""
+        """Make a value a graph output; return its name. With `source`, an Identity outputs that value as `name`."""
         if source is not None:
             name = self.fresh(name)
             self.name(source, name)
@@ -177,12 +177,12 @@ class Builder(NodeBuilder):
         return self.reshape(x, [d if isinstance(d, int) else -1 for d in shape])
 
     def shape_of(self, x: str) -> str:
-        """The shape as an int64 value: a constant where it is known, else from graph inputs with dims of these names.
+        """Return the shape as an int64 value: a constant, or computed from graph inputs that have the same named dims.
 
-        Reading the shape of a value late, in the backward pass, would keep the value until then.
+        A Shape of the value itself in the backward pass would keep the value in memory until then.
         """
         shape = self.shape(x)
-        dims = known_dims(shape)
+        dims = fixed_dims(shape)
         if dims is not None:
             return self.ints(dims)
         named = {} if self.scope != MAIN else self._input_dims
@@ -193,7 +193,7 @@ class Builder(NodeBuilder):
 
     @cached_property
     def _input_dims(self) -> dict[str | int | None, tuple[str, int]]:
-        """Named dims of graph inputs, each with an input and its axis."""
+        """The named dims of graph inputs, each with an input and an axis."""
         shapes = {v.name: self.shape(v.name) or () for v in self.view.model.proto.graph.input}
         return {d: (name, axis) for name, shape in shapes.items() for axis, d in enumerate(shape) if isinstance(d, str)}
 
@@ -201,5 +201,5 @@ class Builder(NodeBuilder):
         return self.op("Gather", self.op("Shape", name), self.ints([axis]), axis=0)
 
     def zeros_like(self, x: str, dtype: DType) -> str:
-        """Zeros of the shape of `x`."""
+        """Append zeros with the shape of `x`; return their name."""
         return self.full(self.shape_of(x), 0.0, dtype)

@@ -1,4 +1,4 @@
-"""Gradients as a graph transform: the backward pass is appended to the model, in standard ONNX ops only."""
+"""Gradients as a graph transform, which appends the backward pass to the model in standard ONNX ops."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients, has_body, in_training, with_bodies
+from amp_rewrite.rewrite.autodiff.lowering.forms import at_gradient_opset, has_body, in_training, with_bodies
 from amp_rewrite.rewrite.autodiff.vjp import convolution, elementwise, linear, looping, movement, reduction
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Rows, Stop, floating, nested, paths
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Rows, Stop, floating, nested_scopes, paths
 from amp_rewrite.rewrite.passes.inline import inlined
 
 VJPS: Rows = {**convolution.ROWS, **elementwise.ROWS, **linear.ROWS, **looping.ROWS, **movement.ROWS, **reduction.ROWS}
-"""The table of VJPs; `vjp.rule` says how to write a row."""
+"""The table of VJPs; `vjp.rule` explains how to write a row."""
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
     """Return a new model that also computes the gradients of a loss.
 
-    The model's outputs stay first; the gradients follow as `<name>_grad`, in the order of `wrt`, each with the type and
-    shape of its variable. A gradient is zero where the loss does not depend on the variable.
+    The gradients follow the model's outputs as `<name>_grad`, in the order of `wrt`, each with the type and shape of
+    its variable. A gradient is zero if the loss does not depend on the variable.
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
     the loss applies its row of `rewrite.autodiff.vjp`. The forward pass is rewritten as in `differentiable`.
     A model below opset 16 is moved there. O(nodes + uses).
 
     Args:
-        model: as `Model.load` takes it; it is not changed.
-        loss: a floating value of the main graph with one element.
-        wrt: floating inputs or initializers, one name or several.
-        folder: where the external data of a ModelProto lies.
+        model: the model, in any form that `Model.load` takes; it is not changed.
+        loss: a floating-point value of the main graph with one element.
+        wrt: floating-point inputs or initializers, one name or several.
+        folder: the folder of a ModelProto's external data.
 
     Returns:
-        The model with more outputs.
+        The model with the gradients as additional outputs.
 
     Raises:
-        GradientError: a name does not fit, the loss does not depend on `wrt`, or an op has no rule; names the path.
+        GradientError: a name is invalid, the loss does not depend on `wrt`, or an op on the path has no rule.
 
     Example:
         >>> import amp_rewrite, onnx
@@ -52,7 +52,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
         ['s', 'x_grad']
     """
     wrt = as_names(wrt)
-    source, _ = for_gradients(inlined(Model.load(model, folder=folder)))
+    source, _ = at_gradient_opset(inlined(Model.load(model, folder=folder)))
     _check_parameters(source, loss, wrt)
     ready = differentiable(source, loss, wrt)
     b = Builder.of(ready)
@@ -60,31 +60,31 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     if shape is None or any(dim != 1 for dim in shape):
         dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
         raise GradientError(f"the loss {loss!r} is not one number, its shape is {dims}; reduce it to its mean or sum")
-    by_name = backward(b, {loss: b.scalar(1.0, b.element_type(loss))}, wrt)
+    gradient_of = backward(b, {loss: b.scalar(1.0, b.element_type(loss))}, wrt)
     for name in dict.fromkeys(wrt):
-        b.output(f"{name}_grad", b.element_type(name), b.shape(name), source=by_name[name])
+        b.output(f"{name}_grad", b.element_type(name), b.shape(name), source=gradient_of[name])
     return b.model()
 
 
 def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
-    """Return an equivalent model that `backward` can differentiate; value names stay.
+    """Return an equivalent model that `backward` can differentiate, with the same value names.
 
-    Local functions are inlined. On paths to the loss, an op without a gradient rule becomes a function body: one of
-    `lowering`, or that of the standard; a BatchNormalization with batch statistics does so everywhere. `loss` and
-    `wrt` name floating values of the main graph. Errors are those of `gradients`.
+    Local functions are inlined. An op without a gradient rule on a path to the loss is replaced by a function body,
+    from `lowering` or from the standard; so is every BatchNormalization with batch statistics. `loss` and `wrt` name
+    floating-point values of the main graph. Errors are those of `gradients`.
     """
-    ready = inlined(model)
+    current = inlined(model)
     while True:
-        view = View.of(ready)
+        view = View.of(current)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
         if loss not in ids:
             outputs = ", ".join(repr(view.value_name(v)) for v in view.scopes[MAIN].outputs)
             raise GradientError(f"the model has no value {loss!r} that could be the loss; its outputs are {outputs}")
         target = ids[loss]
-        kind = view.types[target]
-        if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
+        vtype = view.types[target]
+        if vtype is None or vtype.container != TENSOR or vtype.dtype is None or not vtype.dtype.floating:
             raise GradientError(
-                f"the loss {loss!r} is {kind or 'of unknown type'}; only floating tensors have gradients; cast it"
+                f"the loss {loss!r} is {vtype or 'of unknown type'}; only floating tensors have gradients; cast it"
             )
         route = paths(view, MAIN, [target], [ids[name] for name in wrt], VJPS)
         if target not in route.reached:
@@ -101,11 +101,11 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
                     f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
                     " replace the op, or do not train the parameters before it"
                 )
-        for body in nested(view, [body for op in route.ops for body in op.bodies]):
+        for body in nested_scopes(view, [body for op in route.ops for body in op.bodies]):
             replaced.update(i for i in view.scopes[body].ops if _replaceable(view, view.ops[i]))
         if not replaced:
-            return ready
-        ready = with_bodies(view, replaced)
+            return current
+        current = with_bodies(view, replaced)
 
 
 def _replaceable(view: View, op: Op) -> bool:
@@ -113,34 +113,34 @@ def _replaceable(view: View, op: Op) -> bool:
 
 
 def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass to a builder; return gradient names by the names in `wrt`.
+    """Append the backward pass to a builder; return the names of the gradients by the names in `wrt`.
 
-    `seeds`: for each differentiated value the name of its own gradient, of the value's type and a shape that
-    broadcasts to the value's. The seed of a loss is 1, or a loss scale for scaled gradients. `wrt`: floating values
-    of the builder's graph. One Sum adds the gradients of several uses; a value without a path from a seed gets
-    zeros. GradientError for an op without a gradient rule.
+    `seeds` maps each differentiated value to the name of its gradient, which has the value's type and broadcasts to its
+    shape. The seed of a loss is 1, or the loss scale for scaled gradients. `wrt` names floating-point values of the
+    graph. One Sum adds the gradients of several uses, and a value without a path from a seed gets zeros. GradientError
+    for an op without a gradient rule.
     """
     full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
-    return _accumulated(b, full, wrt)
+    return _accumulate(b, full, wrt)
 
 
-def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass from gradients of the same shapes as their values."""
+def _accumulate(b: Builder, given: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
+    """Append the backward pass, from gradients that have the shapes of their values."""
     view, ids = b.view, b.ids
-    route = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
-    arriving: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in arrived.items()}
+    route = paths(view, b.scope, [ids[name] for name in given], [ids[name] for name in wrt], VJPS)
+    pending: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in given.items()}
     positions = {op_id: i for i, op_id in enumerate(view.scopes[b.scope].ops)}
     for op in reversed(route.ops):
-        grads = tuple(None if v is None else _total(b, arriving.get(v)) for v in op.outputs)
+        grads = tuple(None if v is None else _sum(b, pending.get(v)) for v in op.outputs)
         if any(grads):
-            for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), route):
-                arriving.setdefault(value, []).append(gradient)
-    totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
+            for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulate), route):
+                pending.setdefault(value, []).append(gradient)
+    totals = {name: _sum(b, pending.get(ids[name])) for name in wrt}
     return {name: total or b.zeros_like(name, b.element_type(name)) for name, total in totals.items()}
 
 
 def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
-    """Append the gradients of one op's inputs and of the values captured by its bodies, where needed."""
+    """Append the needed gradients of an op's inputs and of the values that its bodies capture."""
     row = VJPS.get(v.op.kind)
     if row is None:
         raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")
@@ -165,7 +165,7 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
     return partials
 
 
-def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
+def _sum(b: Builder, gradients: Sequence[str] | None) -> str | None:
     """Append the sum of the gradients of several uses; all but one may broadcast."""
     if not gradients:
         return None
@@ -178,11 +178,11 @@ def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
 def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:
     """Raise GradientError unless `wrt` names floating inputs or initializers."""
     view = View.of(model)
-    given = [v for v in view.values if v.scope == MAIN and v.role is not Role.RESULT]
-    known = {v.name for v in given if (dtype := view.dtype(v.id)) is not None and dtype.floating}
-    strange = [name for name in wrt if name not in known]
-    if strange or not wrt:
+    leaves = [v for v in view.values if v.scope == MAIN and v.role is not Role.RESULT]
+    valid = {v.name for v in leaves if (dtype := view.dtype(v.id)) is not None and dtype.floating}
+    invalid = [name for name in wrt if name not in valid]
+    if invalid or not wrt:
         raise GradientError(
-            f"cannot differentiate {loss!r} with respect to {', '.join(map(repr, strange)) or 'nothing'}; name floating"
+            f"cannot differentiate {loss!r} with respect to {', '.join(map(repr, invalid)) or 'nothing'}; name floating"
             " inputs or initializers of the main graph"
         )

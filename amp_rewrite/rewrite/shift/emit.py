@@ -1,4 +1,4 @@
-"""Nodes that carry a plan of exponents out: scaled constants and attributes, and Muls where ports disagree."""
+"""Application of a shift plan: scaled constants and attributes, and Muls where exponents do not match."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from amp_rewrite.rewrite.shift.plan import (
 )
 
 KIND = "shifted"
-FACTORS = ("alpha", "scale")
+PRODUCT_FACTORS = ("alpha", "scale")
 """Attributes that multiply a product."""
-SMALL = 1 << 12
-"""Elements of a constant that may be stored more than once."""
-_SUMMANDS = {
+MAX_DUPLICATED = 1 << 12
+"""Most elements of a constant that may be stored more than once."""
+_SUMMAND_SLOTS = {
     **dict.fromkeys(("Add", "Sub", "Sum", "Max", "Min", "Mean", "Concat", "Clip", "Where", "Pad"), range(1 << 16)),
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "InstanceNormalization"), (2,)),
     **dict.fromkeys(("GroupNormalization", "BatchNormalization"), (2,)),
     **dict.fromkeys(COMPARISONS, (0, 1)),
 }
-"""Constants that are added to other numbers, or compared with them: their own digits count for less."""
+"""Slots whose constants are added to or compared with other numbers, so their own precision matters less."""
 
 
 class Origin(NamedTuple):
-    """The origin of a new value: a value of the view before the shift, times 2⁻ᵉ."""
+    """The value of the original view that a new value equals, times 2⁻ᵉ."""
 
     value: ValueId
     exponent: int
@@ -58,10 +58,10 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Shift:
-    """A shifted view and how it came about.
+    """A shifted view and its relation to the original.
 
-    `origins`: what each new value is; `results`: the names of what the replaced ops make now; `muls`: what the Muls
-    before or after an op make.
+    `origins` maps names of new values to what they equal, `results` maps replaced ops to the new names of their
+    results, and `muls` maps ops to the results of the Muls added before or after them.
     """
 
     view: View
@@ -71,18 +71,15 @@ class Shift:
     muls: Mapping[OpId, list[Origin]] = field(default_factory=dict)
 
 
-def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shift:
-    """Return the view shifted by a plan. O(nodes + weights read).
-
-    `fits`: how known values round to the low type.
-    """
-    emitter = _ShiftEmitter(equations, plan, fits, want)
+def apply_shift(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest) -> Shift:
+    """Return the view shifted by a plan. `fits`: how measured values round to the low type. O(nodes + weights read)."""
+    emitter = _ShiftEmitter(equations, plan, fits, request)
     after, _ = run_round(equations.view, (lambda view, context: emitter.replacements(),), emitter.context)
     return Shift(after, plan, emitter.origins, emitter.results, emitter.muls)
 
 
 def refusal(view: View) -> str | None:
-    """Return why no part of a model may be shifted; None if one may."""
+    """Return why a model cannot be shifted; None if it can."""
     proto = view.model.proto
     if proto.training_info:
         return "the model carries its training"
@@ -99,15 +96,17 @@ def refusal(view: View) -> str | None:
 
 
 class _ShiftEmitter:
-    """One walk over the ops. `natural`: the exponents at which values are made."""
+    """Replaces ops in one walk. `natural`: the exponents at which values are computed."""
 
-    def __init__(self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> None:
-        self.equations, self.view, self.plan, self.fits, self.want = equations, equations.view, plan, fits, want
+    def __init__(
+        self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest
+    ) -> None:
+        self.equations, self.view, self.plan, self.fits, self.request = equations, equations.view, plan, fits, request
         self.natural: dict[ValueId, int] = {}
         self.taken = set(self.view.names)
         self.names: dict[tuple[ValueId, int, ScopeId], str] = {}
         self.constants: dict[tuple[ValueId, int], TensorProto] = {}
-        self.context = Context(want.to)
+        self.context = Context(request.to)
         self.origins: dict[str, Origin] = {}
         self.results: dict[OpId, tuple[str, ...]] = {}
         self.muls: dict[OpId, list[Origin]] = {}
@@ -115,38 +114,39 @@ class _ShiftEmitter:
     def replacements(self) -> Iterator[Replacement]:
         for op_id, laws in self.equations.laws.items():
             op = self.view.ops[op_id]
-            read, made = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
-            if op.bodies or not (any(read) or any(made) or any(map(self._found, op.operands))):
+            inputs, outputs = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
+            if op.bodies or not (any(inputs) or any(outputs) or any(map(self._actual_exponent, op.operands))):
                 continue
-            asked = self._asked(op, [port for law in laws for _, port in law])
-            ports = solve_ports(laws, asked)
-            for port in asked.wanted:
+            problem = self._port_problem(op, [port for law in laws for _, port in law])
+            ports = solve_ports(laws, problem)
+            for port in problem.wanted:
                 value = op.outputs[port.slot]
                 if value is not None and ports[port]:
                     self.natural[value] = ports[port]
-            yield from self._replaced(op, ports)
+            yield from self._replacement(op, ports)
 
     # -- exponents ---------------------------------------------------------------------------------------
 
-    def _asked(self, op: Op, ports: list[OpPort]) -> PortProblem:
+    def _port_problem(self, op: Op, ports: list[OpPort]) -> PortProblem:
         given, wanted, knobs, fits = dict[OpPort, int](), dict[OpPort, int](), list[OpPort](), dict[OpPort, Fit]()
         for port in dict.fromkeys(ports):
             value = value_at(op, port)
             if value is None or self.view.constant(value) is not None:
                 knobs.append(port)
             elif port.side == "x":
-                given[port], fits[port] = self._found(value), self.fits.get(value, Fit())
+                given[port], fits[port] = self._actual_exponent(value), self.fits.get(value, Fit())
             else:
                 wanted[port] = self.plan.exponents.get(value, 0)
-        more, want = max(wanted.values(), default=0), self.want
-        poor = {port for port, e in given.items() if not value_keeps(fits[port], e + more, want.to, flush=want.flush)}
+        margin, request = max(wanted.values(), default=0), self.request
+        to, flush = request.to, request.flush
+        lossy = {port for port, e in given.items() if not value_keeps(fits[port], e + margin, to, flush=flush)}
         order = sorted(given, key=lambda port: (fits[port].count or 1 << 62, port.slot))
-        return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
+        return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), lossy)
 
-    def _found(self, value: ValueId) -> int:
-        """Return the exponent of a computed value at an op: the planned one if the value is fed beyond the type."""
+    def _actual_exponent(self, value: ValueId) -> int:
+        """Return the exponent at which ops read a value: the planned one if the value exceeds the type as it is."""
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
-        beyond = math.ldexp(fit.absmax, -natural) * self.want.headroom > self.want.to.max
+        beyond = math.ldexp(fit.absmax, -natural) * self.request.headroom > self.request.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural
 
     def _allowed(self, op: Op, port: OpPort, exponent: int) -> bool:
@@ -159,31 +159,31 @@ class _ShiftEmitter:
         tensor = self.view.constant(value)
         if value is None or tensor is None or self.view.dtype(value) is not DType.FLOAT:
             return False
-        fit, model = self.view.fit(value, self.want.to), self.view.model
-        stored_twice = fit.count > SMALL and len(self.view.uses[value]) > 1
+        fit, model = self.view.fit(value, self.request.to), self.view.model
+        stored_twice = fit.count > MAX_DUPLICATED and len(self.view.uses[value]) > 1
         if stored_twice or not is_exact(fit, model.chunks(tensor), exponent):
             return False
-        keeps = port.slot in _SUMMANDS.get(op.kind, ())
-        return keeps or constant_keeps(model.chunks(tensor), fit, exponent, self.want.to, flush=self.want.flush)
+        keeps = port.slot in _SUMMAND_SLOTS.get(op.kind, ())
+        return keeps or constant_keeps(model.chunks(tensor), fit, exponent, self.request.to, flush=self.request.flush)
 
     def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
-        """Return the number in an attribute times 2⁻ᵉ; None if it is not known, or no normal float32 number then."""
+        """Return an attribute times 2⁻ᵉ; None if it is unknown, or the product is not a normal float32 number."""
         if op.kind == "Attention" and exponent % 2:
-            return None  # runtimes multiply queries and keys by its root
+            return None  # runtimes multiply queries and keys by the root of the scale
         number = attribute_value(op, name, self.context.shape(self.view, op.inputs[0]))
         if number is None:
             return None
         before = np.float32(number)
         with np.errstate(over="ignore", under="ignore"):
             after = np.ldexp(before, -exponent)
-        if name in FACTORS and op.kind in HEAVY and 1.0 in (before, after):
-            return None  # kernels for rows add up in another order where there is nothing to multiply by
+        if name in PRODUCT_FACTORS and op.kind in HEAVY and 1.0 in (before, after):
+            return None  # kernels sum in another order if the factor is 1
         normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
         return float(after) if normal else None
 
     # -- nodes -------------------------------------------------------------------------------------------
 
-    def _replaced(self, op: Op, ports: Mapping[OpPort, int]) -> Iterator[Replacement]:
+    def _replacement(self, op: Op, ports: Mapping[OpPort, int]) -> Iterator[Replacement]:
         node, new = clone(op.node), NewNodes(self.view, op)
         for port, exponent in ports.items():
             value = value_at(op, port)
@@ -211,7 +211,7 @@ class _ShiftEmitter:
                 if name not in node.input:
                     new.ahead.append(self._mul(op, Origin(value, exponent), name, new))
                 node.input[port.slot] = name
-        for slot, value in enumerate(op.inputs):  # ports of any exponent
+        for slot, value in enumerate(op.inputs):  # ports without a constraint
             if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):
                 node.input[slot] = self._name(value)
         if node != op.node:
@@ -225,9 +225,9 @@ class _ShiftEmitter:
     def _new_name(self, value: ValueId, exponent: int, scope: ScopeId) -> str:
         key = value, exponent, scope
         if key not in self.names:
-            how = f"shifted_{exponent}" if exponent else "restored"
-            own = self.view.values[value].scope == scope
-            name = f"{self.view.value_name(value)}_{how}" + ("" if own or scope == MAIN else f"_{scope}")
+            suffix = f"shifted_{exponent}" if exponent else "restored"
+            local = self.view.values[value].scope == scope
+            name = f"{self.view.value_name(value)}_{suffix}" + ("" if local or scope == MAIN else f"_{scope}")
             self.names[key] = claimed(name, self.taken)
             self.origins[self.names[key]] = Origin(value, exponent)
         return self.names[key]
@@ -241,13 +241,13 @@ class _ShiftEmitter:
             self.constants[key] = scaled(tensor, exponent, name=name, model=self.view.model)
         return self.constants[key]
 
-    def _mul(self, op: Op, made: Origin, result: str, new: NewNodes) -> NodeProto:
-        """Return the Mul to another exponent of a value."""
-        self.muls.setdefault(op.id, []).append(made)
-        by = self.natural.get(made.value, 0) - made.exponent
-        factor = new.constant(f"shift_by_{by}".replace("-", "m"), np.array(math.ldexp(1.0, by), np.float32))
-        return new_node("Mul", [self._name(made.value), factor], result, f"{result}_Mul")
+    def _mul(self, op: Op, target: Origin, result: str, new: NewNodes) -> NodeProto:
+        """Return the Mul that brings a value to another exponent."""
+        self.muls.setdefault(op.id, []).append(target)
+        exponent = self.natural.get(target.value, 0) - target.exponent
+        factor = new.constant(f"shift_by_{exponent}".replace("-", "m"), np.array(math.ldexp(1.0, exponent), np.float32))
+        return new_node("Mul", [self._name(target.value), factor], result, f"{result}_Mul")
 
     def _is_kept(self, value: ValueId) -> bool:
-        """True if the name of a value must stay, so that a Mul restores a shifted one."""
+        """True if a value must keep its name, so a Mul restores it from a shifted one."""
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])

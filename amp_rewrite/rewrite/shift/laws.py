@@ -1,9 +1,9 @@
-"""Laws of operators, by which the exponents of their inputs and results depend on each other.
+"""Laws of operators: linear equations between the exponents of their inputs and results.
 
-A value is *shifted* by an exponent e if the graph computes it times 2⁻ᵉ. A law is a linear equation of exponents; an op
-whose laws hold computes its shifted results from its shifted inputs to the bit, as long as no float32 number becomes
-subnormal. `x0`, `x1` … are inputs, `y0`, `y1` … results; any other word is an attribute that is stored times 2⁻ᵉ. A
-port that no law names has exponent 0: a shift ends there. Laws about a port that an op lacks do not count.
+A value is *shifted* by an exponent e if the graph computes it times 2⁻ᵉ. If the laws of an op hold, it computes its
+shifted results from its shifted inputs to the bit, unless a float32 number becomes subnormal. In a law, `x0`, `x1` …
+are inputs and `y0`, `y1` … results; any other name is an attribute, which is stored times 2⁻ᵉ. A port without a law
+has exponent 0, so a shift ends there. Laws about ports that an op lacks are ignored.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ class OpPort(NamedTuple):
 
     @property
     def is_attribute(self) -> bool:
-        """True for an attribute."""
+        """True if the port is an attribute."""
         return self.slot < 0
 
 
 Law = tuple[tuple[int, OpPort], ...]
-"""Terms (coefficient, port) whose sum of exponents is zero. The result comes first, if there is one."""
+"""Terms (coefficient, port) whose weighted exponents sum to zero. The result comes first, if there is one."""
 
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
-    """Return the laws of an op about its float32 ports, fixed ones included."""
+    """Return the laws of the float32 ports of an op, including those that fix a port to exponent 0."""
     values = ((OpPort(side, i), v) for side, own in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(own))
     ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
     laws, named = list[Law](), set[OpPort]()
     if not op.bodies and op.signature is not None:
-        known = {*ports, OpPort("scale"), *(OpPort(a.name) for a in op.node.attribute)}
-        known.update(map(OpPort, default_attributes(op.signature)))
-        laws = [law for law in _stated(view, op, ports) if known.issuperset(port for _, port in law)]
+        available = {*ports, OpPort("scale"), *(OpPort(a.name) for a in op.node.attribute)}
+        available.update(map(OpPort, default_attributes(op.signature)))
+        laws = [law for law in _candidate_laws(view, op, ports) if available.issuperset(port for _, port in law)]
         named = {port for law in laws for _, port in law}
-        if op.kind in _ANY:
+        if op.kind in _INVARIANT:
             named.add(OpPort("x", 0))
     return [*laws, *(((1, port),) for port in ports if port not in named)]
 
 
-def _stated(view: View, op: Op, ports: Sequence[OpPort]) -> Iterator[Law]:
-    reads, makes = ([port for port in ports if port.side == side] for side in ("x", "y"))
+def _candidate_laws(view: View, op: Op, ports: Sequence[OpPort]) -> Iterator[Law]:
+    inputs, results = ([port for port in ports if port.side == side] for side in ("x", "y"))
     if op.kind in _SPECIAL:
         yield from _SPECIAL[op.kind](view, op)
     elif op.kind == "Einsum":
-        yield (1, makes[0]), *((-1, port) for port in reads)
+        yield (1, results[0]), *((-1, port) for port in inputs)
     else:
-        first = _ALIKE if op.kind in _ALIKE else _FOLLOWING
-        sources = reads if op.kind in _ALIKE else [port for port in reads if not port.slot]
-        yield from (((1, made), (-1, read)) for made in makes for read in sources if op.kind in first)
+        table = _UNIFORM if op.kind in _UNIFORM else _FOLLOWING
+        sources = inputs if op.kind in _UNIFORM else [port for port in inputs if not port.slot]
+        yield from (((1, result), (-1, port_in)) for result in results for port_in in sources if op.kind in table)
         yield from _TABLE.get(op.kind, ())
 
 
 def kinds() -> frozenset[str]:
     """Return the kinds of ops with laws."""
-    return frozenset((*_ALIKE, *_FOLLOWING, *_ANY, *_TABLE, *_SPECIAL, "Einsum"))
+    return frozenset((*_UNIFORM, *_FOLLOWING, *_INVARIANT, *_TABLE, *_SPECIAL, "Einsum"))
 
 
 # -- the table ---------------------------------------------------------------------------------------
@@ -79,12 +79,12 @@ def _port(name: str) -> OpPort:
 
 
 def _law(**terms: int) -> Law:
-    """Return the law of a zero sum of these multiples of exponents."""
+    """Return the law that the exponents of ports, times these factors, sum to zero."""
     return tuple((factor, _port(name)) for name, factor in terms.items())
 
 
 def _equal(first: str, *others: str) -> list[Law]:
-    """Return the laws by which ports have one exponent."""
+    """Return the laws that all these ports have the same exponent."""
     return [_law(**{first: 1, other: -1}) for other in others]
 
 
@@ -92,8 +92,8 @@ def _rows(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
     return dict.fromkeys(kinds.split(), laws)
 
 
-_ALIKE = _rows("Add Clip Concat Max Mean Min Mod Sub Sum")
-"""Ops whose inputs and results have one exponent."""
+_UNIFORM = _rows("Add Clip Concat Max Mean Min Mod Sub Sum")
+"""Ops whose inputs and results have the same exponent."""
 _FOLLOWING = {
     **_rows(" ".join(op for op, slots in COPIES.items() if slots == (0,))),
     **_rows("Abs AveragePool Col2Im CumSum DFT GlobalAveragePool GlobalMaxPool GridSample LRN LeakyRelu MaxPool"),
@@ -101,8 +101,8 @@ _FOLLOWING = {
     **_rows("RotaryEmbedding Shrink ThresholdedRelu TopK Upsample com.microsoft::RotaryEmbedding"),
 }
 """Ops whose results have the exponent of their first input."""
-_ANY = _rows("ArgMax ArgMin Hardmax IsInf IsNaN LpNormalization NonZero Shape Sign Size")
-"""Ops that give the same for any exponent of their first input."""
+_INVARIANT = _rows("ArgMax ArgMin Hardmax IsInf IsNaN LpNormalization NonZero Shape Sign Size")
+"""Ops whose results do not depend on the exponent of their first input."""
 _NORM = (*_equal("y0", "x1", "x2"), _law(epsilon=1, x0=-2))
 _QUANTIZED = "QuantizeLinear com.microsoft::QuantizeLinear"
 _DEQUANTIZED = "DequantizeLinear com.microsoft::DequantizeLinear"
@@ -152,10 +152,10 @@ _TABLE: Mapping[str, Sequence[Law]] = {
     ),
 }
 
-# -- ops whose laws depend on attributes, constants and the inputs that they have -----------------------
+# -- ops whose laws depend on attributes, constants and optional inputs ---------------------------------
 
 _EXACT_POWERS = (1, 2, 3)
-"""Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
+"""Powers that runtimes compute by products; they compute others by logarithms, whose rounding does not scale."""
 
 
 def _pow(view: View, op: Op) -> list[Law]:
@@ -167,35 +167,35 @@ def _scatter(_: View, op: Op) -> list[Law]:
     return [] if text_attribute(op.node, "reduction") == "mul" else _equal("y0", "x0", "x2")
 
 
-def _has(op: Op, slot: int) -> bool:
+def _has_input(op: Op, slot: int) -> bool:
     return slot < len(op.inputs) and op.inputs[slot] is not None
 
 
-def _heads(op: Op) -> tuple[str, str, Law]:
-    """Return the ports of keys and values, which may be packed, and the law by which `scale` restores the scores."""
-    key = "x1" if _has(op, 1) else "x0"
-    return key, "x2" if _has(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
+def _key_value_ports(op: Op) -> tuple[str, str, Law]:
+    """Return the ports of keys and values, which may be packed, and the law that lets `scale` restore the scores."""
+    key = "x1" if _has_input(op, 1) else "x0"
+    return key, "x2" if _has_input(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
 
 
 _SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
-"""The inputs of attentions that hold the keys of a cache, with the values behind them, and a bias."""
+"""The inputs of attentions for cached keys, which cached values follow, and for a bias."""
 
 
 def _attention(_: View, op: Op) -> list[Law]:
-    """Softcap, mask and softmax see scores as they were. Keys and values in one with others, or with a bias, agree."""
+    """Softcap, mask and softmax get unshifted scores. Operands that are packed or share a bias have one exponent."""
     past, bias = _SLOTS[op.op_type]
-    key, value, scores = _heads(op)
+    key, value, scores = _key_value_ports(op)
     laws = [scores, *_equal("y0", value), *_equal(key, f"x{past}", "y1"), *_equal(value, f"x{past + 1}", "y2")]
-    if _has(op, bias):
+    if _has_input(op, bias):
         laws += _equal("x0", f"x{bias}", *(port for port in (key, value) if port != "x0"))
     return laws
 
 
 def _grouped(_: View, op: Op) -> list[Law]:
-    """Norms of queries and keys absorb a shift; scales of quantized caches take it."""
-    key, value, scores = _heads(op)
+    """Norms of queries and keys cancel a shift; scales of quantized caches are shifted."""
+    key, value, scores = _key_value_ports(op)
     laws = _equal(value, "y0", "x4", "y2", "x13")
-    if _has(op, 14) or _has(op, 15):
+    if _has_input(op, 14) or _has_input(op, 15):
         return [*laws, _law(qk_norm_epsilon=1, x0=-2), *([_law(qk_norm_epsilon=1, x1=-2)] if key == "x1" else [])]
     return [*laws, scores, *_equal(key, "x3", "y1", "x12")]
 
@@ -212,27 +212,27 @@ _SPECIAL: Mapping[str, Callable[[View, Op], list[Law]]] = {
 # -- attributes --------------------------------------------------------------------------------------
 
 
-def attribute_value(op: Op, name: str, first: Shape | None) -> float | None:
-    """Return the number in a float attribute, stated or not; None if it is not known.
+def attribute_value(op: Op, name: str, shape: Shape | None) -> float | None:
+    """Return the value of a float attribute or its default; None if it is unknown.
 
-    `first`: the shape of the first input. onnxruntime's operators take a `scale` of 0 for one that is not stated.
+    `shape` is that of the first input. onnxruntime's operators treat a `scale` of 0 as missing.
     """
-    stated = attribute(op.node, name)
-    if name == "scale" and (stated is None or (op.domain and not stated.f)):
-        width = _head_width(op, first)
+    found = attribute(op.node, name)
+    if name == "scale" and (found is None or (op.domain and not found.f)):
+        width = _head_width(op, shape)
         return float(np.float32(1) / np.sqrt(np.float32(width))) if width else None
-    if stated is None and op.signature is not None:
-        stated = default_attributes(op.signature).get(name)
-    return stated.f if stated is not None else 0.0
+    if found is None and op.signature is not None:
+        found = default_attributes(op.signature).get(name)
+    return found.f if found is not None else 0.0
 
 
 def _head_width(op: Op, dims: Shape | None) -> int | None:
-    """Return the width of an attention's heads as its own attributes and shapes state it; None if they do not."""
+    """Return the width of an attention's heads according to its attributes and shape; None if it is unknown."""
     heads = int_attribute(op.node, "num_heads", int_attribute(op.node, "q_num_heads", 0))
     if dims is None or dims[-1] is None:
         return None
     if len(dims) > 3:
         return dims[-1]
-    if not _has(op, 1):
-        heads = heads + 2 * kept if (kept := int_attribute(op.node, "kv_num_heads", 0)) else 0
+    if not _has_input(op, 1):
+        heads = heads + 2 * kv_heads if (kv_heads := int_attribute(op.node, "kv_num_heads", 0)) else 0
     return dims[-1] // heads if heads and dims[-1] % heads == 0 else None

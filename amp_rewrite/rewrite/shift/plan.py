@@ -1,8 +1,8 @@
-"""The exponent of each value: the smallest that gives the values of a class room in the low type.
+"""Shift plans: the smallest exponent of each class of values that brings them into the range of the low type.
 
-A class is made of values that share one exponent. A constant operand takes any power of two, so a law with one does not
-constrain the others. Of the laws about computed values, one of two terms with the same factor makes one class of both;
-others are relations between classes.
+The values of a class share one exponent. A constant operand can be scaled by any power of two, so a law with one does
+not constrain the others. A law of two computed values with the same factor puts both into one class; other laws become
+relations between classes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.shift.laws import Law, OpPort, laws_of
 from amp_rewrite.settings.choices import LARGEST_SHIFT
 
-_ROUNDS = 8
-"""Times that all relations are gone through; laws that still do not hold get Muls."""
+_MAX_ROUNDS = 8
+"""Limit of passes over all relations; laws that do not hold after them need Muls."""
 
 ClassId = int
-"""A class of values that share one exponent: one of them."""
+"""One value of a class of values with the same exponent, which stands for the class."""
 
 
 class Relation(NamedTuple):
-    """A law between classes: `factor` times the exponent of `result` is the sum of factor times exponent of `terms`."""
+    """A law between classes: `factor` times the exponent of `result` equals the weighted sum of those of `terms`."""
 
     factor: int
     result: ClassId
@@ -42,8 +42,8 @@ class Relation(NamedTuple):
 class Equations:
     """The laws of each op, and the classes of its computed values.
 
-    `joints` counts, for each class, the Muls that a shift of it needs: values made without one, and values that ops
-    read at exponent 0. `heavy` counts the products that read or make its values.
+    `joints` counts the Muls that a shift of each class needs, one for each value that is computed or read at exponent
+    0. `heavy` counts the products that read or compute values of each class.
     """
 
     view: View
@@ -55,24 +55,24 @@ class Equations:
 
     @classmethod
     def of(cls, view: View) -> Equations:
-        """Return the equations of a view. O(nodes + uses)."""
+        """Collect the equations of a view. O(nodes + uses)."""
         laws = {op.id: laws_of(view, op) for op in view.ops if op.kind != "Constant"}
         shiftable = [v for v in view.values if view.tensor_dtype(v.id) is DType.FLOAT and view.constant(v.id) is None]
         union = UnionFind(v.id for v in shiftable)
         pending: list[list[tuple[int, ValueId]]] = []
-        ended = {v for scope in view.scopes for v in scope.outputs}
-        started = {v.id for v in shiftable if v.producer is None}
-        for op, law in ((view.ops[op_id], law) for op_id, known in laws.items() for law in known):
-            terms = _computed(view, op, law)
+        ends = {v for scope in view.scopes for v in scope.outputs}
+        starts = {v.id for v in shiftable if v.producer is None}
+        for op, law in ((view.ops[op_id], law) for op_id, laws_of_op in laws.items() for law in laws_of_op):
+            terms = _computed_terms(view, op, law)
             if len(law) == 1:
-                (ended if law[0][1].side == "x" else started).update(value for _, value in terms)
+                (ends if law[0][1].side == "x" else starts).update(value for _, value in terms)
             elif len(terms) == 2 and terms[0][0] == -terms[1][0]:
                 union.union(*(value for _, value in terms if value in union.parents))
             elif len(terms) > 1:
                 pending.append(terms)
         classes = {v.id: union[v.id] for v in shiftable}
         relations = dict.fromkeys(relation for terms in pending if (relation := _relation(classes, terms)) is not None)
-        joints = Counter(classes[value] for end in (ended, started) for value in end if value in classes)
+        joints = Counter(classes[value] for end in (ends, starts) for value in end if value in classes)
         heavy = Counter[ClassId]()
         for op in (view.ops[op_id] for op_id in laws):
             if op.kind in HEAVY:
@@ -94,24 +94,24 @@ def value_at(op: Op, port: OpPort) -> ValueId | None:
     return (op.inputs if port.side == "x" else op.outputs)[port.slot]
 
 
-def _computed(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]]:
-    """Return the terms of a law about computed values; none with a constant or an attribute."""
+def _computed_terms(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]]:
+    """Return the terms of a law if all are about computed values; none if one is a constant or an attribute."""
     values = ((factor, value_at(op, port)) for factor, port in law)
     terms = [(factor, value) for factor, value in values if value is not None and view.constant(value) is None]
     return terms if len(terms) == len(law) else []
 
 
 def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, ValueId]]) -> Relation | None:
-    """Return the relation of a law of three terms or of unequal factors; None if it does not constrain its result."""
+    """Return a law of three terms or unequal factors as a relation; None if it does not constrain its result."""
     if any(value not in classes for _, value in terms):
         return None
     total: Counter[ClassId] = Counter()
     for factor, value in terms:
         total[classes[value]] -= factor
     result = classes[terms[0][1]]
-    head = -total.pop(result)
-    kept = tuple((factor, root) for root, factor in total.items() if factor)
-    return Relation(head, result, kept) if kept and head > 0 else None
+    factor_of_result = -total.pop(result)
+    others = tuple((factor, root) for root, factor in total.items() if factor)
+    return Relation(factor_of_result, result, others) if others and factor_of_result > 0 else None
 
 
 # -- classes -----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, Val
 
 @dataclass(frozen=True, slots=True)
 class ShiftRequest:
-    """Requirements of a plan: the low type, the headroom, a fixed exponent or None, and True if subnormals flush."""
+    """A request for a plan: the low type, the headroom, an optional fixed exponent; `flush` if subnormals become 0."""
 
     to: DType
     headroom: float
@@ -128,7 +128,7 @@ class ShiftRequest:
 
 
 class ShiftRegion(NamedTuple):
-    """Values computed times 2⁻ᵉ, since `largest`, one of them, goes beyond the type."""
+    """Values that are computed times 2⁻ᵉ because one of them, `largest`, exceeds the type."""
 
     exponent: int
     largest: ValueId
@@ -138,9 +138,9 @@ class ShiftRegion(NamedTuple):
 
 @dataclass(frozen=True)
 class ShiftPlan:
-    """Exponents of values, without those of 0, with their regions.
+    """The nonzero exponents of values, and their regions.
 
-    `refused`: values beyond the type that are left as they are, each with the reason, one clause.
+    `refused`: values that exceed the type but are not shifted, each with a reason of one clause.
     """
 
     exponents: Mapping[ValueId, int] = field(default_factory=dict)
@@ -148,20 +148,20 @@ class ShiftPlan:
     refused: Mapping[ValueId, str] = field(default_factory=dict)
 
 
-def needed_exponent(absmax: float, want: ShiftRequest) -> int:
-    """Return the smallest exponent for the requested headroom of a value of this size."""
-    exponent = max(0, math.ceil(math.log2(absmax * want.headroom / want.to.max)))
-    while absmax * want.headroom > math.ldexp(want.to.max, exponent):
+def needed_exponent(absmax: float, request: ShiftRequest) -> int:
+    """Return the smallest exponent that gives a value of this magnitude the requested headroom."""
+    exponent = max(0, math.ceil(math.log2(absmax * request.headroom / request.to.max)))
+    while absmax * request.headroom > math.ldexp(request.to.max, exponent):
         exponent += 1
     return exponent
 
 
 def plan_shift(
-    equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: ShiftRequest
+    equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], request: ShiftRequest
 ) -> ShiftPlan:
-    """Return the exponents for values beyond the low type. O(values + relations).
+    """Plan exponents for values that exceed the low type. O(values + relations).
 
-    `fits`: how the values of the model round to the type, as far as that is known.
+    `fits`: how measured values of the model round to the type.
     """
     members = equations.members()
     demands: dict[ClassId, tuple[int, ValueId]] = {}
@@ -170,21 +170,21 @@ def plan_shift(
         root = equations.classes.get(value)
         if root is None:
             continue
-        exponent = needed_exponent(fit.absmax, want)
-        if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < want.to.tiny * want.headroom:
+        exponent = needed_exponent(fit.absmax, request)
+        if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < request.to.tiny * request.headroom:
             refused[value] = f"too much range for any shift: 2^-{exponent} would be needed"
         elif exponent > demands.get(root, (0, value))[0]:
             demands[root] = exponent, value
     for root in list(demands):
         if not equations.heavy[root] and equations.joints[root] >= len(members[root]):
             refused[demands.pop(root)[1]] = "no product computes with it, and the shift needs Muls"
-    wanted = {root: want.exponent or exponent for root, (exponent, _) in demands.items()}
+    wanted = {root: request.exponent or exponent for root, (exponent, _) in demands.items()}
     solved = solve_classes(equations, wanted)
     exponents: dict[ValueId, int] = {}
     for value, exponent in ((value, exponent) for root, exponent in solved.items() for value in members[root]):
         fit = fits.get(value, Fit())
-        fits_still = exponent >= 0 or math.ldexp(fit.absmax, -exponent) * want.headroom <= want.to.max
-        if fits_still and value_keeps(fit, exponent, want.to, flush=want.flush):
+        in_range = exponent >= 0 or math.ldexp(fit.absmax, -exponent) * request.headroom <= request.to.max
+        if in_range and value_keeps(fit, exponent, request.to, flush=request.flush):
             exponents[value] = exponent
     regions = tuple(
         ShiftRegion(solved[root], value, overflowing[value].absmax, tuple(members[root]))
@@ -197,31 +197,31 @@ def plan_shift(
 
 
 def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
-    """Return exponents of classes: the wanted ones, and others by their relations to them.
+    """Return the wanted exponents of classes, and those of others that follow from relations.
 
-    A result follows the factors that it is computed from. A factor follows its result only where that is shifted more.
+    A result follows its factors. A factor follows its result only if the result is shifted further.
     """
     solved: Counter[ClassId] = Counter(wanted)
-    for _ in range(_ROUNDS):
-        before = dict(solved)
-        for relation in equations.relations:  # in the order of the ops: what a result needs is known by then
+    for _ in range(_MAX_ROUNDS):
+        previous = dict(solved)
+        for relation in equations.relations:  # in the order of the ops, so that factors come before results
             needed = sum(factor * solved[root] for factor, root in relation.terms)
             if needed < 0 and not solved[relation.result] and not equations.joints[relation.result]:
                 solved[relation.result] = -(-needed // relation.factor)
             if relation.factor * solved[relation.result] < needed:
-                _raise(equations, solved, relation.result, -(-needed // relation.factor))
-            short = relation.factor * solved[relation.result] - needed
-            factors = [(factor, root) for factor, root in relation.terms if factor > 0 and short > 0]
+                _try_raise(equations, solved, relation.result, -(-needed // relation.factor))
+            missing = relation.factor * solved[relation.result] - needed
+            factors = [(factor, root) for factor, root in relation.terms if factor > 0 and missing > 0]
             for factor, root in sorted(factors, key=lambda term: (equations.joints[term[1]], -solved[term[1]])):
-                if _raise(equations, solved, root, solved[root] + -(-short // factor)):
+                if _try_raise(equations, solved, root, solved[root] + -(-missing // factor)):
                     break
-        if solved == before:
+        if solved == previous:
             break
     return {root: exponent for root, exponent in solved.items() if exponent}
 
 
-def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
-    """Raise the exponent of a class without a new Mul, or of one shifted anyway; True if it is raised."""
+def _try_raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
+    """Raise the exponent of a class if this needs no Mul or the class is shifted already; True on success."""
     if exponent > LARGEST_SHIFT or (equations.joints[root] and not solved[root]):
         return False
     solved[root] = exponent
@@ -233,11 +233,11 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
 
 @dataclass(frozen=True, slots=True)
 class PortProblem:
-    """The exponents at the ports of one op before laws are solved.
+    """The exponents at the ports of one op before its laws are solved.
 
-    `given`: exponents of its computed inputs; `wanted`: those of its results. `knobs`: constants and attributes, which
-    take any exponent that is `allowed`. `order`: the computed inputs, those first that a Mul should stand before.
-    `poor`: those of them that would lose digits if they were shifted further.
+    `given`: the exponents of its computed inputs. `wanted`: those of its results. `knobs`: constants and attributes,
+    which can have any exponent that is `allowed`. `order`: the computed inputs, in the order in which they should get a
+    Mul. `lossy`: inputs that would lose precision if shifted further.
     """
 
     given: Mapping[OpPort, int]
@@ -245,53 +245,54 @@ class PortProblem:
     knobs: Sequence[OpPort]
     order: Sequence[OpPort]
     allowed: Callable[[OpPort, int], bool]
-    poor: Container[OpPort] = ()
+    lossy: Container[OpPort] = ()
 
 
-def solve_ports(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]:
-    """Return exponents of all ports under every law.
+def solve_ports(laws: Sequence[Law], problem: PortProblem) -> Mapping[OpPort, int]:
+    """Return exponents of all ports that satisfy every law.
 
-    Where computed inputs and results do not agree, a result is made at another exponent, or a Mul stands before an
-    input. All exponents are 0, which always holds, if no others are found.
+    If inputs and results conflict, a result is computed at another exponent, or an input gets a Mul. If there is no
+    other solution, all exponents are 0.
     """
-    found: dict[OpPort, int] = {**asked.given, **asked.wanted}
+    exponents: dict[OpPort, int] = {**problem.given, **problem.wanted}
     changed: set[OpPort] = set()
     for law in laws:
-        if not _settled(law, found, asked) and not _changed(law, found, changed, asked):
+        if not _complete(law, exponents, problem) and not _adjust(law, exponents, changed, problem):
             break
     else:
-        for knob in asked.knobs:
-            found.setdefault(knob, 0)
-        if not any(sum(factor * found[port] for factor, port in law) for law in laws):
-            return found
-    return dict.fromkeys((*(port for law in laws for _, port in law), *asked.given, *asked.wanted, *asked.knobs), 0)
+        for knob in problem.knobs:
+            exponents.setdefault(knob, 0)
+        if not any(sum(factor * exponents[port] for factor, port in law) for law in laws):
+            return exponents
+    ports = (port for law in laws for _, port in law)
+    return dict.fromkeys((*ports, *problem.given, *problem.wanted, *problem.knobs), 0)
 
 
-def _settled(law: Law, found: dict[OpPort, int], asked: PortProblem) -> bool:
-    """Settle the open constants and attributes of a law; True if it then holds."""
-    for factor, port in [term for term in law if term[1] not in found]:
-        rest = sum(f * found.get(other, 0) for f, other in law)
+def _complete(law: Law, exponents: dict[OpPort, int], problem: PortProblem) -> bool:
+    """Set the missing exponents of constants and attributes in a law; True if the law holds then."""
+    for factor, port in [term for term in law if term[1] not in exponents]:
+        rest = sum(f * exponents.get(other, 0) for f, other in law)
         exponent = -rest // factor
-        fits = rest % factor == 0 and asked.allowed(port, exponent)
-        found[port] = exponent if fits else 0
-    return sum(factor * found[port] for factor, port in law) == 0
+        fits = rest % factor == 0 and problem.allowed(port, exponent)
+        exponents[port] = exponent if fits else 0
+    return sum(factor * exponents[port] for factor, port in law) == 0
 
 
-def _changed(law: Law, found: dict[OpPort, int], changed: set[OpPort], asked: PortProblem) -> bool:
-    """Change a port of a law so that it holds; False if none can change, or once more."""
-    rest = sum(factor * found[port] for factor, port in law)
+def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], problem: PortProblem) -> bool:
+    """Change the exponent of one port to satisfy a law; False if no port can change, or only one that did before."""
+    rest = sum(factor * exponents[port] for factor, port in law)
     terms = {port: factor for factor, port in law}
-    results = [port for port in terms if port in asked.wanted]
-    inputs = [port for port in asked.order if port in terms]
-    equal = len(terms) == 2 and not sum(terms.values()) and not any(port in asked.knobs for port in terms)
-    sums = len(terms) > 1 and not equal
-    late = bool(results) and (rest * terms[results[0]] < 0 if sums else not inputs)
-    if sums:
-        inputs.sort(key=lambda port: port in asked.poor)
-    good = [port for port in inputs if not sums or port not in asked.poor]
-    for port in (*results, *inputs) if late else (*good, *results, *inputs):
+    results = [port for port in terms if port in problem.wanted]
+    inputs = [port for port in problem.order if port in terms]
+    equal = len(terms) == 2 and not sum(terms.values()) and not any(port in problem.knobs for port in terms)
+    is_sum = len(terms) > 1 and not equal
+    results_first = bool(results) and (rest * terms[results[0]] < 0 if is_sum else not inputs)
+    if is_sum:
+        inputs.sort(key=lambda port: port in problem.lossy)
+    robust = [port for port in inputs if not is_sum or port not in problem.lossy]
+    for port in (*results, *inputs) if results_first else (*robust, *results, *inputs):
         if port not in changed and terms[port] and rest % terms[port] == 0:
-            found[port] -= rest // terms[port]
+            exponents[port] -= rest // terms[port]
             changed.add(port)
             return True
     return False
@@ -301,13 +302,13 @@ def _changed(law: Law, found: dict[OpPort, int], changed: set[OpPort], asked: Po
 
 
 MAX_ADDED_ERROR = 1.1
-"""Largest ratio of the rounding errors after and before a shift."""
-_SAMPLE = 1 << 18
-"""Elements of a constant whose rounding is compared: more do not change the root of their mean square."""
+"""Largest ratio of the rounding error after a shift to that before."""
+_SAMPLE_SIZE = 1 << 18
+"""Elements of a constant whose rounding is compared, enough for a stable root mean square."""
 
 
 def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
-    """True if float32 numbers times 2⁻ᵉ are float32 numbers. The chunks are read only if some may be subnormal."""
+    """True if scaling by 2⁻ᵉ is exact in float32. This reads the chunks only if some numbers may be subnormal."""
     if math.ldexp(fit.absmax, -exponent) > DType.FLOAT.max:
         return False
     if not fit.absmin or min(fit.absmin, math.ldexp(fit.absmin, -exponent)) >= DType.FLOAT.tiny:
@@ -321,7 +322,7 @@ def constant_keeps(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, 
     """True if a constant times 2⁻ᵉ rounds to the low type with at most 10 % more error, and does not overflow."""
     if math.ldexp(fit.absmax, -exponent) > to.max >= fit.absmax:
         return False
-    step = max(1, fit.count // _SAMPLE)
+    step = max(1, fit.count // _SAMPLE_SIZE)
     exact = np.concatenate([np.zeros(0), *(chunk[::step] for chunk in chunks)])
     shifted = _error(np.ldexp(exact, -exponent), to, flush=flush)
     return math.ldexp(shifted, exponent) <= MAX_ADDED_ERROR * _error(exact, to, flush=False)
@@ -336,10 +337,11 @@ def _error(exact: Array, to: DType, *, flush: bool) -> float:
 
 
 def value_keeps(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
-    """True if a measured value times 2⁻ᵉ still rounds with at most 10 % more error, as far as its counts tell.
+    """True if a measured value times 2⁻ᵉ rounds with at most 10 % more error, judging by its counts.
 
-    The counts give one point of the distribution: the share of elements below the smallest normal number. Sizes are
-    taken to be spread evenly near zero, as those of most tensors are: the share below a bound grows with the bound.
+    The counts give one point of the distribution, the share of elements below the smallest normal number. Magnitudes
+    near zero are assumed to be uniformly distributed, as in most tensors, so the share below a bound is proportional to
+    the bound.
     """
     if exponent <= 0 or not fit.count or not fit.absmax:
         return True
@@ -348,8 +350,8 @@ def value_keeps(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
     share = max(fit.subnormal + fit.flushed, 1) / fit.count
     median = min(to.tiny / (2 * share), fit.absmax)
     size = max(median**2 / 2, fit.absmax**2 / fit.count)
-    usual = math.sqrt(size) * to.eps / math.sqrt(12) / 2
-    below = min(1.0, math.ldexp(share, exponent))
+    typical_error = math.sqrt(size) * to.eps / math.sqrt(12) / 2
+    flushed_share = min(1.0, math.ldexp(share, exponent))
     step = to.tiny / math.sqrt(3) if flush else to.smallest_subnormal / math.sqrt(12)
-    added = math.ldexp(step * math.sqrt(below), exponent)
-    return math.hypot(usual, added) <= MAX_ADDED_ERROR * usual
+    added = math.ldexp(step * math.sqrt(flushed_share), exponent)
+    return math.hypot(typical_error, added) <= MAX_ADDED_ERROR * typical_error

@@ -197,11 +197,11 @@ def objective(model: Model, loss: str) -> Objective:
             " cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
-    call = None if b.known(loss) is not None else _CALL.fullmatch(loss)
+    call = None if b.original(loss) is not None else _CALL.fullmatch(loss)
     if call is None:
         return Objective(b.model(), loss, _ones(b, loss), target=_labels(b))
     values, options = _arguments(call[1], call[2], loss)
-    if b.known(values[0]) is None:
+    if b.original(values[0]) is None:
         raise TrainingError(f"the model has no value {values[0]!r}; {_outputs(b)}")
     dtype = b.dtype(values[0])
     if dtype is None or not dtype.floating:
@@ -237,7 +237,7 @@ def _labels(b: Builder) -> TargetInput | None:
 
 
 def _ones(b: Builder, name: str) -> tuple[int, ...]:
-    value = b.known(name)
+    value = b.original(name)
     if value is None:
         losses = ", ".join(f"{n}(…)" for n in LOSSES)
         raise TrainingError(f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}")

@@ -78,7 +78,7 @@ class Prediction:
 
     def decide(self, kind: str) -> None:
         """Take the prediction for logits or probabilities; read the logits behind a Softmax or Sigmoid of this kind."""
-        view, known, wanted = self.b.view, self.b.known(self.name), self.option("from_logits")
+        view, known, wanted = self.b.view, self.b.original(self.name), self.option("from_logits")
         assert known is not None
         computed, _ = behind_casts(view, known.id)
         op, rank = view.producer(computed), len(self.b.shapes.get(computed, ()))
@@ -187,7 +187,7 @@ class Prediction:
 
     def _input(self, what: str, name: str, shape: Shape, kinds: Sequence[DType]) -> str:
         b = self.b
-        if b.known(name) is None:
+        if b.original(name) is None:
             return b.input(name, kinds[0], shape)
         if all(formal.name != name for formal in b.graph.input):
             raise TrainingError(

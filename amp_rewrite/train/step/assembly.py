@@ -25,7 +25,7 @@ from amp_rewrite.pipeline.conversion import Draft, finish
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
-from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
+from amp_rewrite.rewrite.autodiff.lowering.forms import at_gradient_opset
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import with_random_state
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.passes.inline import inlined
@@ -119,7 +119,7 @@ class Prepared:
     def of(cls, subject: Subject, loss: str) -> Prepared:
         """Append the loss to a model, and select its parameters; in training mode frozen running statistics stay."""
         source, choice, training_mode = subject.source, subject.choice, subject.training_mode
-        at_opset, moved = for_gradients(inlined(source))
+        at_opset, moved = at_gradient_opset(inlined(source))
         aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
         statistics(aim.model.proto.graph)  # before all else
         rows = parameters.trained(View.of(aim.model), aim.loss, choice)

@@ -24,7 +24,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
-from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
+from amp_rewrite.rewrite.autodiff.lowering.forms import at_gradient_opset
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train import loss_scale as scales
@@ -206,7 +206,7 @@ class TrainingStep:
         """
         if not self.training_mode:
             return self.model, self.loss, self.metrics
-        aim = losses.objective(for_gradients(inlined(self.forward))[0], self.objective)
+        aim = losses.objective(at_gradient_opset(inlined(self.forward))[0], self.objective)
         at_state = assembly.with_state(aim.model, self._changed)
         return assembly.with_outputs(at_state, assembly.outputs_of(aim), ()), aim.loss, aim.metrics
 

@@ -20,7 +20,7 @@ from amp_rewrite.rewrite.replacement import Context, LazyPass, Outcome
 from support.fusing import outputs_of
 
 MODELS = sorted((Path(__file__).parents[2] / "models").glob("*.onnx"))
-ROUNDS = (*canonicalize._SPELLING, *canonicalize._CONTRIB_ROUNDS, (canonicalize._BOUND_FILLS,))
+ROUNDS = (*canonicalize._DECOMPOSITIONS, *canonicalize._CONTRIB_ROUNDS, (canonicalize._BOUND_FILLS,))
 PASSES = {each.name: each for passes in ROUNDS for each in passes}
 
 

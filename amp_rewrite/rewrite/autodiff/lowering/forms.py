@@ -1,4 +1,4 @@
-"""Forms that gradients need: ops replaced by function bodies, and the opset whose ScatterND adds."""
+"""Function bodies for ops without a gradient rule, and the move to the opset that gradients need."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
 
-def for_gradients(model: Model) -> tuple[Model, tuple[str, ...]]:
-    """Return the model at an opset with the ops of its gradients, and a note if it was moved there."""
+def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
+    """Return the model at an opset that has the ops of gradients, and a note if it was moved."""
     opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), FIRST_SCATTER_ADD)
     if opset >= FIRST_SCATTER_ADD:
         return model, ()
@@ -49,61 +49,61 @@ def for_gradients(model: Model) -> tuple[Model, tuple[str, ...]]:
 
 
 def _batch_norm(v: Forward) -> list[str]:
-    """Normalize by the statistics given, or by those of the batch: mean and biased variance, in their own type.
+    """Normalize by given statistics or by the mean and biased variance of the batch, in the type of the statistics.
 
     The running statistics are updated with weight 1 − momentum, as in the standard.
     """
-    b, kept, shape = v.b, v.dtype(3), _beside(v)
-    given = [b.reshape(v.x(slot), shape) for slot in (3, 4)]
+    b, dtype, shape = v.b, v.dtype(3), _channel_shape(v)
+    statistics = [b.reshape(v.x(slot), shape) for slot in (3, 4)]
     if not in_training(v.op):
-        return [_normalized(v, kept, b.op("Sub", b.cast(v.x(0), kept), given[0]), given[1])]
+        return [_normalized(v, dtype, b.op("Sub", b.cast(v.x(0), dtype), statistics[0]), statistics[1])]
 
-    centred, *moments = _moments(v, kept, [0, *range(2, v.rank())])
+    centered, *moments = _moments(v, dtype, [0, *range(2, v.rank())])
     momentum = v.attr("momentum", 0.9)
-    results = [_normalized(v, kept, centred, moments[1])]
+    results = [_normalized(v, dtype, centered, moments[1])]
     for slot, new in zip((3, 4), moments, strict=True):
-        moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, kept))
-        results.append(b.op("Add", b.op("Mul", v.x(slot), b.scalar(momentum, kept)), moved))
+        moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, dtype))
+        results.append(b.op("Add", b.op("Mul", v.x(slot), b.scalar(momentum, dtype)), moved))
     return results
 
 
 def in_training(op: Op) -> bool:
-    """True for a BatchNormalization with the statistics of the batch: no CUDA kernel of onnxruntime runs it."""
+    """True for a BatchNormalization with batch statistics, for which onnxruntime has no CUDA kernel."""
     moves = int_attribute(op.node, "training_mode", 0) or len(op.outputs) > 1
     return op.kind == "BatchNormalization" and bool(moves)
 
 
 def _instance_norm(v: Forward) -> list[str]:
-    kept = DType.FLOAT if v.dtype().low else v.dtype()
-    centred, _, spread = _moments(v, kept, range(2, v.rank()))
-    return [_normalized(v, kept, centred, spread)]
+    dtype = DType.FLOAT if v.dtype().low else v.dtype()
+    centered, _, variance = _moments(v, dtype, range(2, v.rank()))
+    return [_normalized(v, dtype, centered, variance)]
 
 
-def _beside(v: Forward) -> list[int]:
-    """Shape of a value per channel for broadcasting with [N, C, d…]."""
+def _channel_shape(v: Forward) -> list[int]:
+    """Return the shape in which a value per channel broadcasts with [N, C, d…]."""
     return [-1, *[1] * (v.rank() - 2)]
 
 
-def _moments(v: Forward, kept: DType, axes: Sequence[int]) -> tuple[str, str, str]:
-    """Return x less its mean, the mean, and the biased variance."""
-    b, wide = v.b, v.b.cast(v.x(0), kept)
-    centre = b.reduce("ReduceMean", wide, axes, keepdims=True)
-    centred = b.op("Sub", wide, centre)
-    return centred, centre, b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
+def _moments(v: Forward, dtype: DType, axes: Sequence[int]) -> tuple[str, str, str]:
+    """Return x minus its mean, the mean, and the biased variance."""
+    b, x = v.b, v.b.cast(v.x(0), dtype)
+    mean = b.reduce("ReduceMean", x, axes, keepdims=True)
+    centered = b.op("Sub", x, mean)
+    return centered, mean, b.reduce("ReduceMean", b.op("Mul", centered, centered), axes, keepdims=True)
 
 
-def _normalized(v: Forward, kept: DType, centred: str, spread: str) -> str:
-    """One factor per channel first: every op on the whole tensor costs a pass forward and one backward."""
+def _normalized(v: Forward, dtype: DType, centered: str, variance: str) -> str:
+    """Scale, with one factor per channel computed first: each op on the whole tensor costs two passes over it."""
     b = v.b
-    root = b.op("Sqrt", b.op("Add", spread, b.scalar(v.attr("epsilon", 1e-5), kept)))
-    scale, bias = (b.reshape(b.cast(v.x(slot), kept), _beside(v)) for slot in (1, 2))
-    return b.cast(b.op("Add", b.op("Mul", centred, b.op("Div", scale, root)), bias), v.dtype(), of=kept)
+    root = b.op("Sqrt", b.op("Add", variance, b.scalar(v.attr("epsilon", 1e-5), dtype)))
+    scale, bias = (b.reshape(b.cast(v.x(slot), dtype), _channel_shape(v)) for slot in (1, 2))
+    return b.cast(b.op("Add", b.op("Mul", centered, b.op("Div", scale, root)), bias), v.dtype(), of=dtype)
 
 
 def _cross_entropy(v: Forward) -> list[str]:
-    b, words = v.b, {name: v.attr(name) for name in ("reduction", "ignore_index")}
+    b, attributes = v.b, {name: v.attr(name) for name in ("reduction", "ignore_index")}
     logs = b.op("LogSoftmax", v.x(0), axis=1)
-    return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **words), logs]
+    return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **attributes), logs]
 
 
 def _lp_norm(v: Forward) -> list[str]:
@@ -128,8 +128,8 @@ def _selu(v: Forward) -> list[str]:
 
 
 # -- LSTM, GRU and RNN as a Scan over their steps, in operators that have gradient rules ------------------
-# Formulas: onnx, docs/Operators. The product of the whole sequence with the input weights is computed before the
-# Scan; the product of the state with the recurrence weights is computed in each step.
+# Formulas: docs/Operators of onnx. The product of the whole sequence and the input weights comes before the Scan; each
+# step computes the product of the state and the recurrence weights.
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,45 +143,45 @@ class _Direction:
 
 
 Formula = Callable[[NodeBuilder, _Direction, Sequence[str], str], Sequence[str]]
-"""Append one step to a body, from states and input product to the next states; the output comes first.
+"""Appends one step to a body and returns the next states, the output first, from states and the input product.
 
-The body reads weights of the graph around it.
+The body reads weights from the outer graph.
 """
 
 
-def _lstm(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
+def _lstm(b: NodeBuilder, direction: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order i, o, f, c."""
     h, c = states
-    i, o, f, g = way.layer.parted(b, b.op("Add", b.op("MatMul", h, way.recurrence), x), [1] * 4)
-    i, o, f = (b.op(way.activations[0], gate) for gate in (i, o, f))
-    c = b.op("Add", b.op("Mul", f, c), b.op("Mul", i, b.op(way.activations[1], g)))
-    return b.op("Mul", o, b.op(way.activations[2], c)), c
+    i, o, f, g = direction.layer.split(b, b.op("Add", b.op("MatMul", h, direction.recurrence), x), [1] * 4)
+    i, o, f = (b.op(direction.activations[0], gate) for gate in (i, o, f))
+    c = b.op("Add", b.op("Mul", f, c), b.op("Mul", i, b.op(direction.activations[1], g)))
+    return b.op("Mul", o, b.op(direction.activations[2], c)), c
 
 
-def _gru(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
+def _gru(b: NodeBuilder, direction: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order z, r, h; the reset applies before or after the product."""
     (h,) = states
-    z, r, g = way.layer.parted(b, x, [1] * 3)
-    if way.layer.resets_after:
-        product = b.op("MatMul", h, way.recurrence)
-        seen = product if way.inner_bias is None else b.op("Add", product, way.inner_bias)
-        of_z, of_r, of_g = way.layer.parted(b, seen, [1] * 3)
-        r = b.op(way.activations[0], b.op("Add", r, of_r))
+    z, r, g = direction.layer.split(b, x, [1] * 3)
+    if direction.layer.resets_after:
+        product = b.op("MatMul", h, direction.recurrence)
+        inner = product if direction.inner_bias is None else b.op("Add", product, direction.inner_bias)
+        of_z, of_r, of_g = direction.layer.split(b, inner, [1] * 3)
+        r = b.op(direction.activations[0], b.op("Add", r, of_r))
         reset = b.op("Mul", r, of_g)
     else:
-        for_gates, for_state = way.layer.parted(way.layer.b, way.recurrence, [2, 1])
-        of_z, of_r = way.layer.parted(b, b.op("MatMul", h, for_gates), [1] * 2)
-        r = b.op(way.activations[0], b.op("Add", r, of_r))
+        for_gates, for_state = direction.layer.split(direction.layer.b, direction.recurrence, [2, 1])
+        of_z, of_r = direction.layer.split(b, b.op("MatMul", h, for_gates), [1] * 2)
+        r = b.op(direction.activations[0], b.op("Add", r, of_r))
         reset = b.op("MatMul", b.op("Mul", r, h), for_state)
-    z = b.op(way.activations[0], b.op("Add", z, of_z))
-    g = b.op(way.activations[1], b.op("Add", g, reset))
-    one = way.layer.b.scalar(1.0, way.layer.dtype())
+    z = b.op(direction.activations[0], b.op("Add", z, of_z))
+    g = b.op(direction.activations[1], b.op("Add", g, reset))
+    one = direction.layer.b.scalar(1.0, direction.layer.dtype())
     return (b.op("Add", b.op("Mul", b.op("Sub", one, z), g), b.op("Mul", z, h)),)
 
 
-def _rnn(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
+def _rnn(b: NodeBuilder, direction: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     (h,) = states
-    return (b.op(way.activations[0], b.op("Add", b.op("MatMul", h, way.recurrence), x)),)
+    return (b.op(direction.activations[0], b.op("Add", b.op("MatMul", h, direction.recurrence), x)),)
 
 
 class _Cell(NamedTuple):
@@ -197,21 +197,22 @@ CELLS: Mapping[str, _Cell] = {
     "RNN": _Cell(1, 1, ("Tanh",), _rnn),
 }
 
-_KNOWN = {name.lower(): name for name in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")}
-_REFUSED = ("activation_alpha", "activation_beta", "clip", "input_forget", "layout")
+_SUPPORTED = ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")
+_ACTIVATIONS = {name.lower(): name for name in _SUPPORTED}
+_UNSUPPORTED = ("activation_alpha", "activation_beta", "clip", "input_forget", "layout")
 _W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
 
 
 def layer(v: Forward) -> list[str]:
-    """Append the Scans that are equivalent to an LSTM, GRU or RNN; return its results.
+    """Append Scans equivalent to an LSTM, GRU or RNN; return its results.
 
-    Covers directions, lengths, and activations without parameters. GradientError for peepholes, other attributes and
-    activations, an unknown hidden size and an unknown element type.
+    Supports directions, lengths, and activations without parameters. GradientError for peepholes, other attributes and
+    activations, and an unknown hidden size or element type.
     """
-    own = _Layer(v.b, v.op)
+    recurrent = _Layer(v.b, v.op)
     sequences, ends = [], []
-    for i, way in enumerate(own.ways()):
-        sequence, *last = own.scan(way, i)
+    for i, direction in enumerate(recurrent.directions_of_layer()):
+        sequence, *last = recurrent.scan(direction, i)
         sequences.append(v.b.unsqueeze(sequence, [1]))
         ends.append([v.b.unsqueeze(state, [0]) for state in last])
     return [v.joined(sequences, 1), *(v.joined(states, 0) for states in zip(*ends, strict=True))]
@@ -240,29 +241,29 @@ class _Layer(Forward):
         return size
 
     def _each(self, slot: int) -> list[str | None]:
-        """An input split by direction, without the direction axis; None if absent."""
+        """Split an input by direction, without the direction axis; each part is None if the input is absent."""
         if not self.has(slot):
             return [None] * self.directions
         parts = self.b.split(self.x(slot), [1] * 2, 0, results=2) if self.directions == 2 else (self.x(slot),)
         return [self.b.squeeze(part, [0]) for part in parts]
 
-    def ways(self) -> list[_Direction]:
-        refused = [name for name in _REFUSED if self.attr(name)]
+    def directions_of_layer(self) -> list[_Direction]:
+        refused = [name for name in _UNSUPPORTED if self.attr(name)]
         refused += ["peepholes"] if self.has(_PEEPHOLES) else []
         if refused:
             raise self.error(f"no gradient with {refused[0]}; use a layer without it")
-        biases, words = self._each(_B), [w.decode() for w in self.attr("activations", [])]
-        for word in words:
-            if word.lower() not in _KNOWN:
-                raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
-        active = [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
-        count = len(active) // self.directions
+        biases, names = self._each(_B), [w.decode() for w in self.attr("activations", [])]
+        for name in names:
+            if name.lower() not in _ACTIVATIONS:
+                raise self.error(f"no gradient with activation {name!r}; use {', '.join(_ACTIVATIONS.values())}")
+        activations = [_ACTIVATIONS[w.lower()] for w in names] or [*self.cell.activations] * self.directions
+        count = len(activations) // self.directions
         directions = []
         for i, weight in enumerate(self._each(_R)):
             assert weight is not None
-            turned = self.b.op("Transpose", weight, perm=[1, 0])
+            transposed = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
-            directions.append(_Direction(self, turned, inner, active[i * count : (i + 1) * count]))
+            directions.append(_Direction(self, transposed, inner, activations[i * count : (i + 1) * count]))
         return directions
 
     @cached_property
@@ -270,14 +271,14 @@ class _Layer(Forward):
         return self.op.op_type == "GRU" and bool(self.attr("linear_before_reset", 0))
 
     def _biases(self, bias: str | None) -> Sequence[str | None]:
-        return (None, None) if bias is None else self.parted(self.b, bias, [self.cell.gates] * 2)
+        return (None, None) if bias is None else self.split(self.b, bias, [self.cell.gates] * 2)
 
-    def parted(self, b: NodeBuilder, x: str, shares: Sequence[int]) -> tuple[str, ...]:
-        """Split along the last axis into parts of `shares` hidden sizes each."""
+    def split(self, b: NodeBuilder, x: str, shares: Sequence[int]) -> tuple[str, ...]:
+        """Split the last axis into parts whose sizes are these multiples of the hidden size."""
         return b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
     def _product(self, direction: int) -> str:
-        """Product of the input and its weights: [steps, batch, gates · hidden]."""
+        """Append the product of the input and its weights: [steps, batch, gates · hidden]."""
         weight, bias = self._each(_W)[direction], self._each(_B)[direction]
         assert weight is not None
         product = self.b.op("MatMul", self.x(0), self.b.op("Transpose", weight, perm=[1, 0]))
@@ -290,8 +291,8 @@ class _Layer(Forward):
         batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([1]))
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
-    def _running(self) -> list[str]:
-        """Mask of the batch rows within their length, bool [steps, batch, 1]; none without lengths."""
+    def _within_length(self) -> list[str]:
+        """Append a bool [steps, batch, 1] that is True within the length of each sequence; [] without lengths."""
         if not self.has(_LENGTHS):
             return []
         steps = self.b.op("Gather", self.b.op("Shape", self.x(0)), self.b.scalar(0, DType.INT64))
@@ -300,19 +301,19 @@ class _Layer(Forward):
         lengths = self.b.unsqueeze(self.x(_LENGTHS), [1])
         return [self.b.op("Less", self.b.unsqueeze(numbers, [1, 2]), lengths)]
 
-    def scan(self, way: _Direction, direction: int) -> list[str]:
-        """Append the Scan of one direction; return its outputs of all steps, and its last states."""
-        begin = [self._each(_STATES + i)[direction] or self._zeros() for i in range(self.cell.states)]
-        running = self._running()
-        turned = [int(self.direction == "reverse" or direction == 1)]
-        body, scanned = self._step(way, bool(running)), [self._product(direction), *running]
-        layout: dict[str, Any] = {"body": body, "num_scan_inputs": len(scanned)}
-        layout.update(scan_input_directions=turned * len(scanned), scan_output_directions=turned)
-        *last, sequence = self.b.ops("Scan", *begin, *scanned, results=self.cell.states + 1, **layout)
+    def scan(self, direction: _Direction, index: int) -> list[str]:
+        """Append the Scan of one direction; return the outputs of all steps, then the last states."""
+        initial = [self._each(_STATES + i)[index] or self._zeros() for i in range(self.cell.states)]
+        within_length = self._within_length()
+        backward = [int(self.direction == "reverse" or index == 1)]
+        body, scanned = self._step(direction, bool(within_length)), [self._product(index), *within_length]
+        attributes: dict[str, Any] = {"body": body, "num_scan_inputs": len(scanned)}
+        attributes |= {"scan_input_directions": backward * len(scanned), "scan_output_directions": backward}
+        *last, sequence = self.b.ops("Scan", *initial, *scanned, results=self.cell.states + 1, **attributes)
         return [sequence, *last]
 
-    def _step(self, way: _Direction, bounded: bool) -> GraphProto:
-        """Build the body of one step; rows past their length keep their states and output zeros."""
+    def _step(self, direction: _Direction, has_lengths: bool) -> GraphProto:
+        """Build the body of a step. Sequences past their length keep their states and output zeros."""
         shape, name = self.shape(0), f"{self.op.name}/step"
         batch = shape[1] if shape else None
         formals = [self.b.fresh(f"{name}/{part}") for part in (*("h", "c")[: self.cell.states], "x")]
@@ -320,20 +321,20 @@ class _Layer(Forward):
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
         inputs = [declared(formal, self.dtype(), (batch, n)) for formal, n in zip(formals, widths, strict=True)]
         b = self.b.inner(name)
-        now = list(self.cell.formula(b, way, states, x))
-        output = now[0]
-        if bounded:
+        updated = list(self.cell.formula(b, direction, states, x))
+        output = updated[0]
+        if has_lengths:
             runs = self.b.fresh(f"{name}/runs")
             inputs.append(declared(runs, DType.BOOL, (batch, 1)))
             output = b.op("Where", runs, output, b.scalar(0.0, self.dtype()))
-            now = [b.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
-        results = [*now, output if bounded else b.op("Identity", output)]
+            updated = [b.op("Where", runs, after, before) for after, before in zip(updated, states, strict=True)]
+        results = [*updated, output if has_lengths else b.op("Identity", output)]
         outputs = [declared(result, self.dtype(), (batch, self.hidden)) for result in results]
         return onnx.helper.make_graph(b.nodes, name, inputs, outputs)
 
 
 Recipe = Callable[[Forward], Sequence[str]]
-"""Append the body of an op; return its results, in the order of its outputs."""
+"""Appends the body of an op and returns its results, in the order of its outputs."""
 
 OWN_BODIES: Mapping[str, Recipe] = {
     "BatchNormalization": _batch_norm,
@@ -350,7 +351,7 @@ OWN_BODIES: Mapping[str, Recipe] = {
 
 
 def has_body(op: Op) -> bool:
-    """True if `with_bodies` can replace the op: by a body of our own, or one of the standard."""
+    """True if `with_bodies` can replace the op by a body from OWN_BODIES or the standard."""
     return op.kind in OWN_BODIES or (not op.domain and op.signature is not None and op.signature.expandable)
 
 
@@ -358,9 +359,9 @@ _DOMAIN = "amp_rewrite.bodies"
 
 
 def with_bodies(view: View, ops: Collection[OpId]) -> Model:
-    """Return the model of a view with these ops replaced by function bodies, in bodies too; value names stay.
+    """Return the model of a view with these ops replaced by function bodies; value names stay.
 
-    GradientError if there is no body of an op with its attributes.
+    GradientError if an op with its attributes has no body.
     """
     proto = clone(view.model.proto)
     functions: list[FunctionProto] = []
@@ -373,24 +374,24 @@ def with_bodies(view: View, ops: Collection[OpId]) -> Model:
             function.opset_import.add(domain="", version=view.opset)
             node.op_type, node.domain = function.name, _DOMAIN
             defaults = default_attributes(op.signature) if op.signature is not None else {}
-            node.attribute.extend(held for name, held in defaults.items() if attribute(node, name) is None)
+            node.attribute.extend(default for name, default in defaults.items() if attribute(node, name) is None)
             functions.append(function)
     proto.functions.extend(functions)
     proto.opset_import.add(domain=_DOMAIN, version=1)
-    out = inlined(replace(view.model, proto=proto), [(_DOMAIN, f.name) for f in functions]).proto
-    refill(out, "opset_import", [o for o in out.opset_import if o.domain != _DOMAIN])
-    return replace(view.model, proto=out)
+    result = inlined(replace(view.model, proto=proto), [(_DOMAIN, f.name) for f in functions]).proto
+    refill(result, "opset_import", [o for o in result.opset_import if o.domain != _DOMAIN])
+    return replace(view.model, proto=result)
 
 
 def _own_body(view: View, op: Op, node: NodeProto) -> FunctionProto:
-    """Build a body with the names of the op's inputs as its own, and let the node call it."""
+    """Build a function whose inputs have the names of the op's inputs, and make the node a call of it."""
     names = [name for name in dict.fromkeys(op.node.input) if name]
     b = Builder(view, op.scope, taken=set(view.names), region=op.op_type)
     results = zip(op.node.output, OWN_BODIES[op.op_type](Forward(b, op)), strict=False)
-    made = {name: result for name, result in results if name}
+    outputs = {name: result for name, result in results if name}
     refill(node, "input", names)
-    refill(node, "output", made)
-    return FunctionProto(input=names, output=made.values(), node=b.nodes)
+    refill(node, "output", outputs)
+    return FunctionProto(input=names, output=outputs.values(), node=b.nodes)
 
 
 def _standard_body(view: View, op: Op) -> FunctionProto:

@@ -1,13 +1,13 @@
-"""Random numbers as state: Dropout in training mode and random ops, decomposed into integer arithmetic on a state.
+"""Random numbers as state: Dropout in training mode and random ops become integer arithmetic on a state.
 
-Kernels draw from a generator inside the session, which no checkpoint holds. Here the numbers of a run follow from a
-vector of 12 integers, the state. It moves on by one step of Lehmer's generator each run (Park and Miller, 1988; the
-multipliers are theirs, Fishman's and L'Ecuyer's), each integer by a multiplier of its own. Mixed with each other, the
-12 integers are the coefficients of three polynomials over the integers modulo the prime 2^31 - 1. Values of a
-polynomial with random coefficients at different places are independent as often as it has coefficients (Carter and
-Wegman, Universal classes of hash functions, 1979). Element (i, j) of a value gets the fraction of R(i)/p C(j) + T(j)/p,
-where p is the prime and i is counted from another offset in each op: few operations for each element. Integers are
-exact, and the float64 operations are those that IEEE 754 rounds, so every provider draws the same numbers.
+Kernels draw from a generator inside the session, which no checkpoint can save. Here the numbers of a run are computed
+from a state of 12 integers. Each run advances every integer by one step of Lehmer's generator with its own multiplier
+(Park and Miller, 1988; the multipliers are theirs, Fishman's and L'Ecuyer's). Mixed with each other, the integers
+become the coefficients of three polynomials R, C and T modulo the prime p = 2^31 - 1. The values of a polynomial with n
+random coefficients are n-wise independent (Carter and Wegman, Universal classes of hash functions, 1979). Element
+(i, j) of a value gets the fractional part of R(i)/p C(j) + T(j)/p, where i starts at a different offset in each op.
+This takes few operations per element. Integer arithmetic is exact and IEEE 754 defines the rounding of the float64
+operations, so every provider draws the same numbers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MULTIPLIERS = (
     *(16807, 48271, 69621, 39373, 630360016, 742938285),
     *(950706376, 1226874159, 62089911, 1343714438, 40014, 40692),
 )
-"""One for each integer of the state, each a primitive root or of a long period modulo the prime."""
+"""One for each integer of the state: primitive roots modulo the prime, or multipliers with a long period."""
 _COEFFICIENTS = 4
 _ROWS_OF_AN_OP = 1 << 20
-_DRAWN = RANDOM - {"Multinomial"}
+_RANDOM_OPS = RANDOM - {"Multinomial"}
 _DROPOUT_RATIO = 0.5
 
 
@@ -48,43 +48,43 @@ def initial_random_state(seed: int) -> Array:
 
 
 def with_random_state(model: Model) -> tuple[Model, str | None]:
-    """Return the model with its random ops decomposed, and the input of the state; None for a model without any.
+    """Return the model with its random ops decomposed, and the name of the state's input, or None without such ops.
 
-    Random ops are those that draw numbers, and each Dropout whose training mode is on, in the main graph.
+    Random ops are those of the main graph that draw numbers, including each Dropout in training mode.
     """
     model = inlined(model)
     view = View.of(model)
     ops = [view.ops[op] for op in view.scopes[MAIN].ops]
-    if not any(_draws(view, op) for op in ops):
+    if not any(_is_random(view, op) for op in ops):
         return model, None
-    b, nodes, number = Builder.of(model, region="random"), list[NodeProto](), 0
+    b, nodes, index = Builder.of(model, region="random"), list[NodeProto](), 0
     state = b.input("random", DType.INT64, (len(MULTIPLIERS),))
     for op, node in zip(ops, b.graph.node, strict=True):
-        if _draws(view, op):
-            draw = _Draw(b, state, Forward(b, op), number)
+        if _is_random(view, op):
+            draw = _Draw(b, state, Forward(b, op), index)
             draw.dropout() if op.kind == "Dropout" else draw.numbers()
-            nodes, b.nodes, number = nodes + b.nodes, [], number + 1
+            nodes, b.nodes, index = nodes + b.nodes, [], index + 1
         else:
             nodes.append(node)
     refill(b.graph, "node", nodes)
     return b.model(), state
 
 
-def _draws(view: View, op: Op) -> bool:
+def _is_random(view: View, op: Op) -> bool:
     if op.kind != "Dropout":
-        return op.kind in _DRAWN
-    on = view.array(op.inputs[2]) if len(op.inputs) > 2 else None
-    return on is not None and bool(on)
+        return op.kind in _RANDOM_OPS
+    training = view.array(op.inputs[2]) if len(op.inputs) > 2 else None
+    return training is not None and bool(training)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """The numbers of one op: the `number`-th that draws."""
+    """Decomposes one random op; `index` is its position among the random ops."""
 
     b: Builder
     state: str
     v: Forward
-    number: int
+    index: int
 
     def integer(self, value: int) -> str:
         return self.b.scalar(value, DType.INT64)
@@ -93,28 +93,28 @@ class _Draw:
         return self.b.op("Mod", x, self.integer(PRIME))
 
     def uniform(self, shape: str, width: str) -> str:
-        """Return independent float64 numbers from 0 to less than 1 of a shape, as a matrix with so many columns."""
+        """Append independent float64 numbers in [0, 1) of a shape, computed as a matrix with `width` columns."""
         b = self.b
         count = b.op("ReduceProd", shape, keepdims=0)
         rows = b.op("Range", self.integer(0), b.op("Div", count, width), self.integer(1))
-        places = b.op("Add", rows, self.integer(self.number * _ROWS_OF_AN_OP))
-        along = b.op("Range", self.integer(0), width, self.integer(1))
-        row = b.unsqueeze(self.share(self.polynomial(places, 0)), [1])
-        factor, term = (self.polynomial(along, part) for part in (1, 2))
+        places = b.op("Add", rows, self.integer(self.index * _ROWS_OF_AN_OP))
+        columns = b.op("Range", self.integer(0), width, self.integer(1))
+        row = b.unsqueeze(self.fraction(self.polynomial(places, 0)), [1])
+        factor, term = (self.polynomial(columns, part) for part in (1, 2))
         products = b.op("Mul", row, b.op("Cast", factor, to=DType.DOUBLE.code))
-        sums = b.op("Add", products, self.share(term))
+        sums = b.op("Add", products, self.fraction(term))
         return b.reshape(b.op("Sub", sums, b.op("Floor", sums)), shape)
 
-    def share(self, x: str) -> str:
-        """Return integers as parts of the prime, in float64."""
+    def fraction(self, x: str) -> str:
+        """Append the quotients of integers and the prime, in float64."""
         wide = self.b.op("Cast", x, to=DType.DOUBLE.code)
         return self.b.op("Div", wide, self.b.scalar(PRIME, DType.DOUBLE))
 
     def polynomial(self, places: str, part: int) -> str:
-        """Return the values of one of the three polynomials of this run, by Horner's rule."""
+        """Append the values of one of the three polynomials at some places, by Horner's method."""
         b, state, first = self.b, self.state, part * _COEFFICIENTS
-        turned = b.op("Gather", state, b.ints([*range(1, len(MULTIPLIERS)), 0]))
-        mixed = self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), turned))  # c[i]² + c[i + 1]
+        rotated = b.op("Gather", state, b.ints([*range(1, len(MULTIPLIERS)), 0]))
+        mixed = self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), rotated))  # c[i]² + c[i + 1]
         coefficients = [b.op("Gather", mixed, self.integer(first + i)) for i in range(_COEFFICIENTS)]
         value = coefficients[0]
         for coefficient in coefficients[1:]:
@@ -124,33 +124,33 @@ class _Draw:
     # -- ops -------------------------------------------------------------------------------------------
 
     def dropout(self) -> None:
-        """y = x / (1 - ratio) where the number is at least the ratio, else 0."""
+        """Replace a Dropout: y = x / (1 - ratio) where the random number is at least the ratio, else 0."""
         b, node = self.b, self.v.op.node
         x, dtype = self.v.x(0), self.v.dtype(0)
         shape = b.op("Shape", x)
-        known = self.v.constant(1) if self.v.has(1) else np.array(_DROPOUT_RATIO)
-        if known is None:
+        constant = self.v.constant(1) if self.v.has(1) else np.array(_DROPOUT_RATIO)
+        if constant is None:
             bound = b.op("Cast", self.v.x(1), to=DType.DOUBLE.code)
-            growth = b.op("Cast", b.op("Sub", b.scalar(1, DType.DOUBLE), bound), to=dtype.code)
-            grown = b.op("Div", x, growth)
+            keep = b.op("Cast", b.op("Sub", b.scalar(1, DType.DOUBLE), bound), to=dtype.code)
+            scaled = b.op("Div", x, keep)
         else:
-            share = float(known)
-            bound = b.scalar(share, DType.DOUBLE)
-            grown = b.op("Mul", x, b.scalar(1 / (1 - share) if share < 1 else 0.0, dtype))
+            fraction = float(constant)
+            bound = b.scalar(fraction, DType.DOUBLE)
+            scaled = b.op("Mul", x, b.scalar(1 / (1 - fraction) if fraction < 1 else 0.0, dtype))
         dropped = b.op("Less", self.uniform(shape, self.columns(shape, self.v.shape(0))), bound)
-        b.name(b.op("Where", dropped, b.scalar(0, dtype), grown), node.output[0])
+        b.name(b.op("Where", dropped, b.scalar(0, dtype), scaled), node.output[0])
         if len(node.output) > 1 and node.output[1]:
             b.name(b.op("Not", dropped), node.output[1])
 
     def numbers(self) -> None:
-        """Uniform and normal numbers (Box and Muller, 1958), and draws of 1 with a probability."""
+        """Replace an op that draws uniform numbers, normal numbers (Box and Muller, 1958) or Bernoulli samples."""
         b, v, node = self.b, self.v, self.v.op.node
         like = v.has(0)
         if like:
             shape, dims = b.op("Shape", v.x(0)), v.shape(0)
         else:
-            stated = [int(dim) for dim in v.attr("shape")]
-            shape, dims = b.ints(stated), tuple(stated)
+            sizes = [int(dim) for dim in v.attr("shape")]
+            shape, dims = b.ints(sizes), tuple(sizes)
         columns = self.columns(shape, dims)
         default = v.dtype(0).code if like else DType.FLOAT.code
         u = self.uniform(shape, columns)
@@ -160,8 +160,8 @@ class _Draw:
             low, high = v.attr("low", 0.0), v.attr("high", 1.0)
             sample = b.op("Add", b.op("Mul", u, b.scalar(high - low, DType.DOUBLE)), b.scalar(low, DType.DOUBLE))
         else:
-            angle = _Draw(b, self.state, v, -1 - self.number).uniform(shape, columns)
-            above = b.op("Add", u, b.scalar(2.0**-23, DType.DOUBLE))  # u has 22 bits at least, and may be 0
+            angle = _Draw(b, self.state, v, -1 - self.index).uniform(shape, columns)
+            above = b.op("Add", u, b.scalar(2.0**-23, DType.DOUBLE))  # u has at least 22 bits, and may be 0
             radius = b.op("Sqrt", b.op("Mul", b.op("Log", above), b.scalar(-2, DType.DOUBLE)))
             wave = b.op("Cos", b.op("Cast", b.op("Mul", angle, b.scalar(2 * math.pi, DType.DOUBLE)), to=1))
             scaled = b.op("Mul", radius, b.op("Cast", wave, to=DType.DOUBLE.code))
@@ -170,7 +170,7 @@ class _Draw:
         b.name(b.op("Cast", sample, to=v.attr("dtype", default)), node.output[0])
 
     def columns(self, shape: str, dims: Shape | None) -> str:
-        """Return the length of the last axis of a shape, whose dims may be known; 1 if it may be 0 or missing."""
+        """Append the size of the last axis of a shape, at least 1."""
         last = dims[-1] if dims else 1
         if last is None or isinstance(last, str):
             return self.b.op("Max", self.b.op("Gather", shape, self.integer(-1)), self.integer(1))

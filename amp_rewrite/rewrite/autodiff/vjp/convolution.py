@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.rewrite.autodiff.builder import Shape, known_dims
-from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scattered
+from amp_rewrite.rewrite.autodiff.builder import Shape, fixed_dims
+from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scatter
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, row
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
-"""Limits within which products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""
+"""Limits within which one product per tap is faster than a convolution, as measured (docs/how-to/training.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """Windows over the spatial axes of a *wide* tensor, one for each position of a *narrow* tensor.
 
-    Position o of the narrow tensor reads the wide one at o·stride + tap·dilation − front, tap < kernel. A convolution
-    maps wide to narrow. `wide` and `narrow`: spatial dims, None if unknown.
+    Position o of the narrow tensor reads the wide one at o·stride + tap·dilation − front, for tap < kernel. A
+    convolution maps wide to narrow. `wide` and `narrow` are spatial dims, or None if unknown.
     """
 
     kernel: tuple[int, ...]
@@ -44,58 +44,58 @@ class Window:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Extent of one window along each axis, from the first to the last tap."""
+        """The extent of a window along each axis, from the first to the last tap."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
-    def _room(self) -> list[int] | None:
-        """Elements from the start of the last window to the end of the padded tensor; None if dims are unknown."""
+    def _last_extent(self) -> list[int] | None:
+        """The elements from the start of the last window to the end of the padded tensor; None if dims are unknown."""
         if self.wide is None or self.narrow is None:
             return None
         sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, strict=True)
         return [n + f + e - (o - 1) * s for n, f, e, o, s in sizes]
 
-    def widened(self, v: Call, narrow: str, weight: str, like: str) -> str:
-        """Gradient of a convolution by its input: add each narrow element, times the weight, where it was read.
+    def input_grad(self, v: Call, narrow: str, weight_grad: str, like: str) -> str:
+        """Append the input gradient of a convolution: add each narrow element, times the weight, to what it read.
 
-        `weight`: [channels, wide channels per group, kernel…]. The result has the spatial dims of `like`, the wide
+        `weight` is [channels, wide channels per group, kernel…]. The result has the spatial dims of `like`, the wide
         tensor.
         """
-        layout: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
-        layout["kernel_shape"] = self.kernel
-        if self._room is None:  # crop the padding in front, and crop or pad the end to the dims of `like`
-            reached = v.do("ConvTranspose", narrow, weight, **layout)
-            dims = [v.part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, reached)]
+        attributes: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
+        attributes["kernel_shape"] = self.kernel
+        if self._last_extent is None:  # crop the padding in front, and crop or pad the end to the dims of `like`
+            spread = v.do("ConvTranspose", narrow, weight_grad, **attributes)
+            dims = [v.shape_part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, spread)]
             front = v.b.ints(self.front)
             end = v.b.op("Add", v.b.op("Sub", *dims), front)
             none = v.b.ints([0, 0])
-            return v.do("Pad", reached, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
+            return v.do("Pad", spread, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
         # the window's own padding leaves a rest at the end; CUDA kernels do not support uneven padding
-        rest = [r - span for r, span in zip(self._room, self.spans, strict=True)]
-        # a negative rest: windows beyond the padding, as in a pool with ceil_mode
+        rest = [r - span for r, span in zip(self._last_extent, self.spans, strict=True)]
+        # a negative rest means windows beyond the padding, as in a pool with ceil_mode
         back = [e + max(-r, 0) for e, r in zip(self.back, rest, strict=True)]
         rest = [max(r, 0) for r in rest]
-        layout.update(pads=[*self.front, *back], output_padding=rest if any(rest) else None)
-        return v.do("ConvTranspose", narrow, weight, **layout)
+        attributes.update(pads=[*self.front, *back], output_padding=rest if any(rest) else None)
+        return v.do("ConvTranspose", narrow, weight_grad, **attributes)
 
-    def weight(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
-        """Gradient of a convolution by its weight: per tap, the sum of narrow elements times the values they read.
+    def weight_grad(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
+        """Append the weight gradient of a convolution: for each tap, sum narrow elements times the values they read.
 
-        The result is [*channels, kernel…], where `channels` are those of the narrow tensor and those of the wide one
-        per group.
+        The result is [*channels, kernel…], where `channels` are those of the narrow tensor, and of the wide one per
+        group.
         """
         taps = math.prod(self.kernel)
-        many = channels[1] >= _MANY_CHANNELS or taps == 1
-        room = self._room
-        # no window goes beyond the padding, and nothing is empty
-        inside = room is not None and all(r >= span for r, span in zip(room, self.spans, strict=True))
+        enough_work = channels[1] >= _MANY_CHANNELS or taps == 1
+        extents = self._last_extent
+        # no window extends beyond the padding, and no tensor is empty
+        inside = extents is not None and all(r >= span for r, span in zip(extents, self.spans, strict=True))
         inside = inside and 0 not in (*(self.wide or ()), *(self.narrow or ()))
-        if self.group == 1 and many and taps <= _MANY_TAPS and inside:
-            return self._by_taps(v, wide, narrow, channels)
-        return self._convolved(v, wide, narrow, channels[1])
+        if self.group == 1 and enough_work and taps <= _MANY_TAPS and inside:
+            return self._weight_by_taps(v, wide, narrow, channels)
+        return self._weight_by_conv(v, wide, narrow, channels[1])
 
-    def _by_taps(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
-        """One matrix product per tap. Channels are the last axis, so that each tap reads long contiguous rows."""
+    def _weight_by_taps(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
+        """Append one matrix product per tap, with channels as the last axis, so that taps read contiguous rows."""
         assert self.narrow is not None
         x = v.do("Transpose", wide, perm=[0, *range(2, 2 + self.rank), 1])
         if any(self.pads):
@@ -105,57 +105,57 @@ class Window:
         for tap in np.ndindex(self.kernel):
             begin = [t * d for t, d in zip(tap, self.dilations, strict=True)]
             end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, self.narrow, self.strides, strict=True)]
-            cut = v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
-            products.append(v.do("MatMul", g, v.b.reshape(cut, [-1, channels[1]])))
+            taps = v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
+            products.append(v.do("MatMul", g, v.b.reshape(taps, [-1, channels[1]])))
         apart = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
         return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
 
-    def _convolved(self, v: Call, wide: str, narrow: str, each: int) -> str:
-        """One convolution, with the narrow tensor as its weight.
+    def _weight_by_conv(self, v: Call, wide: str, narrow: str, each: int) -> str:
+        """Append one convolution with the narrow tensor as its weight.
 
         Batch and channels are exchanged, and so are strides and dilations.
         """
         spatial = range(2, 2 + self.rank)
         swap = [1, 0, *spatial]
-        x, weight = self._grouped(v, wide, each), v.do("Transpose", narrow, perm=swap)
+        x, weight_grad = self._exchanged(v, wide, each), v.do("Transpose", narrow, perm=swap)
         exchanged = {"strides": self.dilations, "dilations": self.strides}
-        taps = v.do("Conv", x, weight, **exchanged, pads=self.pads, group=self.group)
-        # the convolution has further taps unless the windows end where the padded tensor ends
-        room = self._room or [0] * self.rank
-        if any((r - 1) // d + 1 != k for r, d, k in zip(room, self.dilations, self.kernel, strict=True)):
+        taps = v.do("Conv", x, weight_grad, **exchanged, pads=self.pads, group=self.group)
+        # the convolution has extra taps unless the windows end where the padded tensor ends
+        extents = self._last_extent or [0] * self.rank
+        if any((r - 1) // d + 1 != k for r, d, k in zip(extents, self.dilations, self.kernel, strict=True)):
             limits = v.b.ints(self.kernel)
             taps = v.do("Slice", taps, v.b.ints([0] * self.rank), limits, v.b.ints(spatial))
         return v.do("Transpose", taps, perm=swap)
 
-    def _grouped(self, v: Call, wide: str, each: int) -> str:
+    def _exchanged(self, v: Call, wide: str, each: int) -> str:
         """Exchange batch and the `each` channels of every group: [each, group × batch, …]."""
         spatial = range(2, 2 + self.rank)
         if self.group == 1:
             return v.do("Transpose", wide, perm=[1, 0, *spatial])
         shape = v.b.op("Shape", wide)
-        batch, dims = v.part(shape, 0, 1), v.part(shape, 2, 2 + self.rank)
+        batch, dims = v.shape_part(shape, 0, 1), v.shape_part(shape, 2, 2 + self.rank)
         apart = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, each]), dims, axis=0))
         turned = v.do("Transpose", apart, perm=[2, 1, 0, *range(3, 3 + self.rank)])
         return v.b.reshape(turned, v.b.op("Concat", v.b.ints([each, -1]), dims, axis=0))
 
 
-def unpadded(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """Return the window of an op's attributes, without its padding."""
+def window_without_pads(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
+    """Return the window that an op's attributes describe, without padding."""
     strides, dilations = (tuple(v.attr(name) or [1] * len(kernel)) for name in ("strides", "dilations"))
-    dims = [known_dims(None if s is None else s[2:]) for s in (wide, narrow)]
+    dims = [fixed_dims(None if s is None else s[2:]) for s in (wide, narrow)]
     return Window(tuple(kernel), strides, dilations, (), (), v.attr("group", 1), dims[0], dims[1])
 
 
 def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """Return the window of an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
-    plain = unpadded(v, kernel, wide=wide, narrow=narrow)
+    """Return the window that an op's attributes describe. GradientError if `auto_pad` depends on unknown dims."""
+    plain = window_without_pads(v, kernel, wide=wide, narrow=narrow)
     pads = explicit_pads(v, plain.rank)
     if pads is None:
         if plain.wide is None:
             mode = v.attr("auto_pad")
             raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or set pads")
         ends = zip(plain.wide, plain.strides, plain.spans, strict=True)
-        pads = halves(v, [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in ends])
+        pads = split_pads(v, [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in ends])
     return replace(plain, front=pads[0], back=pads[1])
 
 
@@ -164,7 +164,7 @@ Pads = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def explicit_pads(v: Call, rank: int) -> Pads | None:
-    """Padding in an op's attributes; None if `auto_pad` derives it from the dims."""
+    """Return the padding in an op's attributes; None if `auto_pad` derives it from the dims."""
     mode = v.attr("auto_pad", "NOTSET")
     if mode not in ("NOTSET", "VALID"):
         return None
@@ -172,8 +172,8 @@ def explicit_pads(v: Call, rank: int) -> Pads | None:
     return tuple(pads[:rank]), tuple(pads[rank:])
 
 
-def halves(v: Call, totals: Sequence[int]) -> Pads:
-    """Split padding between front and back; with `auto_pad` SAME_UPPER the odd element goes to the back."""
+def split_pads(v: Call, totals: Sequence[int]) -> Pads:
+    """Split padding between front and back; with `auto_pad` SAME_UPPER an odd element goes to the back."""
     smaller = tuple(t // 2 for t in totals)
     larger = tuple(t - t // 2 for t in totals)
     return (smaller, larger) if v.attr("auto_pad", "NOTSET") == "SAME_UPPER" else (larger, smaller)
@@ -182,17 +182,17 @@ def halves(v: Call, totals: Sequence[int]) -> Pads:
 _PURPOSE = "its gradient"
 
 
-def _of_conv(v: Call) -> Window:
+def _conv(v: Call) -> Window:
     return window(v, v.dims(1, _PURPOSE)[2:], wide=v.shape(0), narrow=v.out_shape)
 
 
 def _conv_x(v: Call, slot: int) -> str:
-    """Pointwise: a Conv by the transposed weight, which has more kernels than a ConvTranspose."""
-    conv = _of_conv(v)
+    """Append the input gradient: for a pointwise Conv another Conv, which has more kernels than a ConvTranspose."""
+    conv = _conv(v)
     if conv.group == 1 and {*conv.kernel, *conv.strides} == {1} and not any(conv.pads):
         transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])
         return v.do("Conv", v.g, transposed, kernel_shape=conv.kernel)
-    return conv.widened(v, v.g, v.x(1), v.x(0))
+    return conv.input_grad(v, v.g, v.x(1), v.x(0))
 
 
 def _conv_bias(v: Call, slot: int) -> str:
@@ -200,27 +200,27 @@ def _conv_bias(v: Call, slot: int) -> str:
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
 
 
-def _of_transpose(v: Call) -> Window:
-    """Window of a ConvTranspose, whose output is the wide tensor: it is the gradient of a Conv by its input.
+def _transposed(v: Call) -> Window:
+    """Return the window of a ConvTranspose, which is the input gradient of a Conv, so its output is the wide tensor.
 
-    With `auto_pad` or `output_shape`, the op removes the padding that its output does not have room for.
+    With `auto_pad` or `output_shape`, the padding is what exceeds the output.
     """
     kernel = v.dims(1, _PURPOSE)[2:]
-    plain = unpadded(v, kernel, wide=v.out_shape, narrow=v.shape(0))
+    plain = window_without_pads(v, kernel, wide=v.out_shape, narrow=v.shape(0))
     pads = explicit_pads(v, plain.rank) if v.attr("output_shape") is None else None
     if pads is None:
         narrow = v.dims(0, "its gradient with auto_pad or output_shape")[2:]
         extra = v.attr("output_padding") or [0] * plain.rank
         wide = v.attr("output_shape") or [n * s for n, s in zip(narrow, plain.strides, strict=True)]
         sizes = zip(narrow, plain.strides, plain.spans, extra, wide[-plain.rank :], strict=True)
-        pads = halves(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
+        pads = split_pads(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
     return replace(plain, front=pads[0], back=pads[1])
 
 
 def _transpose_x(v: Call, slot: int) -> str:
-    conv = _of_transpose(v)
-    layout = {"kernel_shape": conv.kernel, "strides": conv.strides, "dilations": conv.dilations}
-    convolved = v.do("Conv", v.g, v.x(1), **layout, pads=conv.pads, group=conv.group)
+    conv = _transposed(v)
+    attributes = {"kernel_shape": conv.kernel, "strides": conv.strides, "dilations": conv.dilations}
+    convolved = v.do("Conv", v.g, v.x(1), **attributes, pads=conv.pads, group=conv.group)
     extra = v.attr("output_padding") or [0]
     if all(e < s for e, s in zip(extra, conv.strides, strict=False)) and not v.attr("output_shape"):
         return convolved
@@ -229,31 +229,31 @@ def _transpose_x(v: Call, slot: int) -> str:
 
 
 def _max_pool(v: Call, slot: int) -> str:
-    """Scatter the gradient by the op's own output Indices."""
+    """Scatter the gradient by the op's output Indices."""
     if v.attr("storage_order", 0):
         raise v.error("no gradient with storage_order 1, whose indices count columns first; set it to 0")
-    pool = unpadded(v, v.attr("kernel_shape"), wide=None, narrow=None)
+    pool = window_without_pads(v, v.attr("kernel_shape"), wide=None, narrow=None)
     overlap = any(span > stride for span, stride in zip(pool.spans, pool.strides, strict=True))
     total = v.b.reshape(v.b.op("Size", v.x(0)), [1])
-    taken, g = (v.b.reshape(x, [-1]) for x in (v.y(1), v.g))
-    return v.b.reshape_like(scattered(v, Positions("ScatterElements", taken, 0), total, g, repeats=overlap), v.x(0))
+    indices, g = (v.b.reshape(x, [-1]) for x in (v.y(1), v.g))
+    return v.b.reshape_like(scatter(v, Positions("ScatterElements", indices, 0), total, g, repeats=overlap), v.x(0))
 
 
 def _average_pool(v: Call, slot: int) -> str:
-    """Divide the gradient by each window's count and spread it over the window, each channel separately."""
+    """Divide the gradient by the count of each window and spread it over the window, channel by channel."""
     pool = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.out_shape)
-    share = v.do("Div", v.g, _counted(v, pool))
-    shape = v.part(v.b.shape_of(share) if v.b.known(share) else v.b.op("Shape", share), 2, 2 + pool.rank)
-    alone = v.b.reshape(share, v.b.op("Concat", v.b.ints([-1, 1]), shape, axis=0))
+    share = v.do("Div", v.g, _window_counts(v, pool))
+    shape = v.shape_part(v.b.shape_of(share) if v.b.original(share) else v.b.op("Shape", share), 2, 2 + pool.rank)
+    separate = v.b.reshape(share, v.b.op("Concat", v.b.ints([-1, 1]), shape, axis=0))
     ones = v.b.full(v.b.ints([1, 1, *pool.kernel]), 1.0, v.dtype(0))
-    return v.b.reshape_like(pool.widened(v, alone, ones, v.x(0)), v.x(0))
+    return v.b.reshape_like(pool.input_grad(v, separate, ones, v.x(0)), v.x(0))
 
 
-def _counted(v: Call, pool: Window) -> str | float:
-    """Divisor of each window's sum: one number, or one per window."""
-    ceiled, padded = bool(v.attr("ceil_mode", 0)), any(pool.pads)
+def _window_counts(v: Call, pool: Window) -> str | float:
+    """Return the divisor of the window sums: one number, or the name of a constant with one per window."""
+    ceil_mode, padded = bool(v.attr("ceil_mode", 0)), any(pool.pads)
     included = bool(v.attr("count_include_pad", 0))
-    if not ceiled and (included or not padded):
+    if not ceil_mode and (included or not padded):
         return float(math.prod(pool.kernel))
     if pool.wide is None or pool.narrow is None:
         raise v.error("its gradient with padding or ceil_mode needs fixed spatial dims; declare them")
@@ -261,16 +261,18 @@ def _counted(v: Call, pool: Window) -> str | float:
     for axis in range(pool.rank):
         front, back = (pool.front[axis], pool.back[axis]) if included else (0, 0)
         starts = np.arange(pool.narrow[axis]) * pool.strides[axis] - pool.front[axis]
-        places = starts[:, None] + np.arange(pool.kernel[axis]) * pool.dilations[axis]
-        inside = ((places >= -front) & (places < pool.wide[axis] + back)).sum(1)
+        positions = starts[:, None] + np.arange(pool.kernel[axis]) * pool.dilations[axis]
+        inside = ((positions >= -front) & (positions < pool.wide[axis] + back)).sum(1)
         counts = counts[..., None] * inside.astype(counts.dtype)
     return v.b.constant(counts[None, None])
 
 
 ROWS: Rows = {
-    "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
+    "Conv": row(_conv_x, lambda v, slot: _conv(v).weight_grad(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
     "ConvTranspose": row(
-        _transpose_x, lambda v, slot: _of_transpose(v).weight(v, v.g, v.x(0), v.dims(slot, _PURPOSE)[:2]), _conv_bias
+        _transpose_x,
+        lambda v, slot: _transposed(v).weight_grad(v, v.g, v.x(0), v.dims(slot, _PURPOSE)[:2]),
+        _conv_bias,
     ),
     "MaxPool": row(_max_pool),
     "AveragePool": row(_average_pool),

@@ -1,4 +1,4 @@
-"""VJPs of elementwise operators: arithmetic, powers, choices and activations."""
+"""VJPs of elementwise operators: arithmetic, powers, selections and activations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from amp_rewrite.ir.nodes import ValueId
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Rows, Stop, row
 
 
-def _same(v: Call, slot: int) -> str:
+def _identity(v: Call, slot: int) -> str:
     return v.sum_to(v.g, slot)
 
 
-def _times_other(v: Call, slot: int) -> str:
+def _product(v: Call, slot: int) -> str:
     other = v.shape(1 - slot)
     g = v.narrow if other is not None and None not in other and other == v.out_shape else v.g
     return v.sum_to(v.do("Mul", g, v.x(1 - slot)), slot)
@@ -26,13 +26,13 @@ def _divisor(v: Call, slot: int) -> str:
 
 
 def _modulus(v: Call, slot: int) -> str:
-    """y = a − b·trunc(a/b): fmod is 1 for floats."""
-    quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # a whole number but for rounding
+    """Append −g·trunc(a/b), from y = a − b·trunc(a/b); floats always have fmod 1."""
+    quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # an integer up to rounding
     return v.do("Neg", v.sum_to(v.do("Mul", v.g, v.do("Round", quotient)), 1))
 
 
 def _base(v: Call, slot: int) -> str:
-    """p·x^(p−1), without the slow Pow for a square."""
+    """Append g·p·x^(p−1), for a square without the slow Pow."""
     constant = v.constant(1)
     if constant is not None and constant.size == 1 and constant.item() == 2:
         return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
@@ -44,7 +44,7 @@ def _base(v: Call, slot: int) -> str:
 
 
 def _exponent(v: Call, slot: int) -> str:
-    """y·ln x; 0 at x = 0, where y is 0 for every p > 0."""
+    """Append g·y·ln x, with 0 at x = 0, where y is 0 for every p > 0."""
     zero = v.do("Equal", v.x(0), 0.0)
     logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
     gradient = v.sum_to(v.do("Mul", v.g, v.do("Mul", v.y(), logarithm)), 1)
@@ -52,9 +52,9 @@ def _exponent(v: Call, slot: int) -> str:
 
 
 def _root(v: Call, slot: int) -> str:
-    """g/(2y); 0 at the root of a sum of squares that is 0, as torch.std and torch.linalg.vector_norm have it."""
+    """Append g/(2y), with 0 for a sum of squares that is 0, as in torch.std and torch.linalg.vector_norm."""
     gradient = v.do("Div", v.do("Mul", v.g, 0.5), v.y())
-    view, x = v.b.view, v.b.known(v.x(0))
+    view, x = v.b.view, v.b.original(v.x(0))
     summed = None if x is None else view.producer(origin(view, x.id, multiples(view)))
     if summed is None or summed.kind not in ("ReduceSumSquare", "ReduceSum", "ReduceMean"):
         return gradient
@@ -72,53 +72,53 @@ def _is_square(v: Call, value: ValueId | None) -> bool:
 
 
 def _extreme(v: Call, slot: int) -> str:
-    """Max, Min: split the gradient equally among inputs with the extreme value (as torch.maximum, torch.amax).
+    """Split the gradient equally among the inputs with the extreme value, as torch.maximum and torch.amax do.
 
-    Of a clamp, the bounds have a gradient only where they are beyond x.
+    The bound of a clamp gets a gradient only where it differs from x.
     """
     if v.torch_op.startswith("clamp"):
-        own = v.do("Equal", v.x(0), v.y())
-        return v.sum_to(v.do("Where", own, v.g if slot == 0 else 0.0, 0.0 if slot == 0 else v.g), slot)
+        from_x = v.do("Equal", v.x(0), v.y())
+        return v.sum_to(v.do("Where", from_x, v.g if slot == 0 else 0.0, 0.0 if slot == 0 else v.g), slot)
     ties = v.do("Sum", *[v.typed(v.do("Equal", v.x(i), v.y())) for i in range(len(v.op.inputs))])
     share = v.do("Div", v.g, ties)
     return v.sum_to(v.do("Where", v.do("Equal", v.x(slot), v.y()), share, 0.0), slot)
 
 
-def _chosen(v: Call, slot: int) -> str:
+def _branch(v: Call, slot: int) -> str:
     zero = v.b.scalar(0.0, v.dtype(slot))  # the type of the branches; the condition is bool
     branches = (v.g, zero) if slot == 1 else (zero, v.g)
     return v.sum_to(v.b.op("Where", v.x(0), *branches), slot)
 
 
-def _clipped(v: Call, slot: int) -> str:
-    """Gradient of x: passes within the bounds, which belong to it (as torch.clamp) but in a relu6 or hardtanh."""
+def _clip_x(v: Call, slot: int) -> str:
+    """Pass the gradient within the bounds, including them as in torch.clamp, except in relu6 and hardtanh."""
     equal = "" if v.torch_op.startswith(("relu6", "hardtanh")) else "OrEqual"
     inside = [v.do(f"{op}{equal}", v.x(0), v.x(bound)) for op, bound in (("Greater", 1), ("Less", 2)) if v.has(bound)]
     if not inside:
         return v.g
-    held = inside[0] if len(inside) == 1 else v.do("And", *inside)
-    return v.do("Where", held, v.g, 0.0)
+    mask = inside[0] if len(inside) == 1 else v.do("And", *inside)
+    return v.do("Where", mask, v.g, 0.0)
 
 
-def _bound(v: Call, slot: int) -> str:
-    """Gradient of a bound: passes where the result is the bound, and x is not."""
+def _clip_bound(v: Call, slot: int) -> str:
+    """Pass the gradient to a bound where the result is the bound and x is not."""
     outside = v.do("Not", v.do("Equal", v.x(0), v.x(slot)))
     beyond = v.do("And", v.do("Equal", v.y(), v.x(slot)), outside)
     return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
 
 
-def _slope(derivative: Callable[[Call], str]) -> GradientRule:
-    """A row for y = f(x): the gradient times f'(x)."""
+def _times_derivative(derivative: Callable[[Call], str]) -> GradientRule:
+    """Return a row for y = f(x) that multiplies the gradient by f'(x)."""
     return row(lambda v, slot: v.do("Mul", v.narrow, derivative(v)))
 
 
-def _dividing(inverse_slope: Callable[[Call], str]) -> GradientRule:
-    """A row for y = f(x): the gradient divided by 1/f'(x)."""
+def _over_inverse(inverse_slope: Callable[[Call], str]) -> GradientRule:
+    """Return a row for y = f(x) that divides the gradient by 1/f'(x)."""
     return row(lambda v, slot: v.do("Div", v.narrow, inverse_slope(v)))
 
 
 def _where_positive(v: Call, otherwise: str) -> str:
-    """The gradient where x > 0, else `otherwise`."""
+    """Append the gradient where x > 0, else `otherwise`."""
     return v.do("Where", v.do("Greater", v.x(0), 0.0), v.g, otherwise)
 
 
@@ -127,7 +127,7 @@ def _square(v: Call, x: str) -> str:
 
 
 def _gauss(v: Call, x: str, factor: float) -> str:
-    """factor·exp(−x²)."""
+    """Append factor·exp(−x²)."""
     return v.do("Mul", v.do("Exp", v.do("Neg", _square(v, x))), factor)
 
 
@@ -135,7 +135,7 @@ _CUBIC = 0.044715  # Hendrycks & Gimpel, Gaussian Error Linear Units, 2016
 
 
 def _gelu(v: Call) -> str:
-    """Φ(x) + x·φ(x); of the approximation y = x·s(w), w = √(8/π)·(x + c·x³): s + x·s·(1 − s)·w'."""
+    """Append Φ(x) + x·φ(x); for the approximation y = x·s(w), w = √(8/π)·(x + c·x³), append s + x·s·(1 − s)·w'."""
     if v.attr("approximate", "none") != "tanh":
         scaled = v.do("Mul", v.x(0), math.sqrt(0.5))
         cumulative = v.do("Mul", v.do("Add", v.do("Erf", scaled), 1.0), 0.5)
@@ -143,8 +143,8 @@ def _gelu(v: Call) -> str:
     square, root = _square(v, v.x(0)), math.sqrt(8 / math.pi)
     s = v.do("Sigmoid", v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root)))
     slope = v.do("Add", v.do("Mul", square, 3 * root * _CUBIC), root)
-    bend = v.do("Mul", v.do("Mul", v.x(0), slope), v.do("Mul", s, v.do("Sub", 1.0, s)))
-    return v.do("Add", s, bend)
+    correction = v.do("Mul", v.do("Mul", v.x(0), slope), v.do("Mul", s, v.do("Sub", 1.0, s)))
+    return v.do("Add", s, correction)
 
 
 def _hard_sigmoid(v: Call, slot: int) -> str:
@@ -152,22 +152,22 @@ def _hard_sigmoid(v: Call, slot: int) -> str:
     return v.do("Where", inside, v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
 
 
-def _square_and(v: Call, shift: float) -> str:
+def _square_plus(v: Call, shift: float) -> str:
     return v.do("Add", _square(v, v.x(0)), shift)
 
 
-def _one_less_square(v: Call, x: str) -> str:
+def _one_minus_square(v: Call, x: str) -> str:
     return v.do("Sub", 1.0, _square(v, x))
 
 
 ROWS: Rows = {
-    "Add": row(_same, _same),
-    "Sub": row(_same, lambda v, slot: v.do("Neg", v.sum_to(v.g, slot))),
-    "Mul": row(_times_other, _times_other),
+    "Add": row(_identity, _identity),
+    "Sub": row(_identity, lambda v, slot: v.do("Neg", v.sum_to(v.g, slot))),
+    "Mul": row(_product, _product),
     "Div": row(lambda v, slot: v.sum_to(v.do("Div", v.g, v.x(1)), slot), _divisor),
-    "Sum": row(_same),
+    "Sum": row(_identity),
     "Mean": row(lambda v, slot: v.sum_to(v.do("Div", v.g, float(len(v.op.inputs))), slot)),
-    "Mod": row(_same, _modulus),
+    "Mod": row(_identity, _modulus),
     "Pow": row(_base, _exponent),
     "Neg": row(lambda v, slot: v.do("Neg", v.g)),
     "Identity": row(lambda v, slot: v.g),
@@ -175,31 +175,31 @@ ROWS: Rows = {
     "CastLike": row(lambda v, slot: v.typed(v.g), Stop("only its type is read")),
     "Max": row(_extreme),
     "Min": row(_extreme),
-    "Where": row(Stop("a choice"), _chosen, _chosen),
-    "Clip": row(_clipped, _bound, _bound),
+    "Where": row(Stop("a choice"), _branch, _branch),
+    "Clip": row(_clip_x, _clip_bound, _clip_bound),
     **dict.fromkeys(("Floor", "Ceil", "Round", "Sign"), row(Stop("piecewise constant"))),
-    "Abs": _slope(lambda v: v.do("Sign", v.x(0))),
-    "Exp": _slope(lambda v: v.y()),
-    "Log": _dividing(lambda v: v.x(0)),
+    "Abs": _times_derivative(lambda v: v.do("Sign", v.x(0))),
+    "Exp": _times_derivative(lambda v: v.y()),
+    "Log": _over_inverse(lambda v: v.x(0)),
     "Sqrt": row(_root),
     "Reciprocal": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, _square(v, v.y())))),
-    "Sin": _slope(lambda v: v.do("Cos", v.x(0))),
+    "Sin": _times_derivative(lambda v: v.do("Cos", v.x(0))),
     "Cos": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),
-    "Tan": _slope(lambda v: v.do("Add", _square(v, v.y()), 1.0)),
-    "Sinh": _slope(lambda v: v.do("Cosh", v.x(0))),
-    "Cosh": _slope(lambda v: v.do("Sinh", v.x(0))),
-    "Asin": _dividing(lambda v: v.do("Sqrt", _one_less_square(v, v.x(0)))),
-    "Acos": row(lambda v, slot: v.do("Neg", v.do("Div", v.g, v.do("Sqrt", _one_less_square(v, v.x(0)))))),
-    "Atan": _dividing(lambda v: _square_and(v, 1.0)),
-    "Asinh": _dividing(lambda v: v.do("Sqrt", _square_and(v, 1.0))),
-    "Acosh": _dividing(lambda v: v.do("Sqrt", _square_and(v, -1.0))),
-    "Atanh": _dividing(lambda v: _one_less_square(v, v.x(0))),
-    "Erf": _slope(lambda v: _gauss(v, v.x(0), 2 / math.sqrt(math.pi))),
-    "Sigmoid": _slope(lambda v: v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))),
-    "Tanh": _slope(lambda v: _one_less_square(v, v.y())),
-    "Softplus": _slope(lambda v: v.do("Sigmoid", v.x(0))),
-    "Softsign": _dividing(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
-    # a mask by y cast to bool: unlike a comparison, that cast has kernels in every type
+    "Tan": _times_derivative(lambda v: v.do("Add", _square(v, v.y()), 1.0)),
+    "Sinh": _times_derivative(lambda v: v.do("Cosh", v.x(0))),
+    "Cosh": _times_derivative(lambda v: v.do("Sinh", v.x(0))),
+    "Asin": _over_inverse(lambda v: v.do("Sqrt", _one_minus_square(v, v.x(0)))),
+    "Acos": row(lambda v, slot: v.do("Neg", v.do("Div", v.g, v.do("Sqrt", _one_minus_square(v, v.x(0)))))),
+    "Atan": _over_inverse(lambda v: _square_plus(v, 1.0)),
+    "Asinh": _over_inverse(lambda v: v.do("Sqrt", _square_plus(v, 1.0))),
+    "Acosh": _over_inverse(lambda v: v.do("Sqrt", _square_plus(v, -1.0))),
+    "Atanh": _over_inverse(lambda v: _one_minus_square(v, v.x(0))),
+    "Erf": _times_derivative(lambda v: _gauss(v, v.x(0), 2 / math.sqrt(math.pi))),
+    "Sigmoid": _times_derivative(lambda v: v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))),
+    "Tanh": _times_derivative(lambda v: _one_minus_square(v, v.y())),
+    "Softplus": _times_derivative(lambda v: v.do("Sigmoid", v.x(0))),
+    "Softsign": _over_inverse(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
+    # the mask is y cast to bool: unlike a comparison, this Cast has kernels for every type
     "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.narrow, 0.0)),
     "LeakyRelu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))),
     "PRelu": row(
@@ -209,6 +209,6 @@ ROWS: Rows = {
     # α·exp(x) = y + α below zero
     "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
     "ThresholdedRelu": row(lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)),
-    "Gelu": _slope(_gelu),
+    "Gelu": _times_derivative(_gelu),
     "HardSigmoid": row(_hard_sigmoid),
 }

@@ -1,4 +1,4 @@
-"""VJPs of matrix products, of Einsum and of Resize."""
+"""VJPs of matrix products, Einsum and Resize."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import equation
 from amp_rewrite.rewrite.autodiff.builder import Shape
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, positive, row, sum_to
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, from_front, row, sum_to
 from amp_rewrite.rewrite.builder import set_attribute
 
 _ELLIPSIS = "..."
 
 
 def _einsum(v: Call, slot: int) -> str:
-    """Sum over labels absent from the operand; expand labels that only it has; sum over its broadcast dims."""
-    terms, out = _spelled(v)
+    """Sum over labels that the operand lacks, expand labels that only it has, and sum over its broadcast dims."""
+    terms, out = _labels(v)
     own = terms[slot]
     others = [(v.x(i), term) for i, term in enumerate(terms) if i != slot]
     seen = set(out).union(*[term for _, term in others])
@@ -32,22 +32,23 @@ def _einsum(v: Call, slot: int) -> str:
     return sum_to(v.b, gradient, _dims(v, terms, own), v.x(slot))
 
 
-def _spelled(v: Call) -> tuple[list[str], str]:
-    """Labels of each operand and of the output, with letters for an ellipsis."""
+def _labels(v: Call) -> tuple[list[str], str]:
+    """Return the labels of each operand and of the output, with letters in place of an ellipsis."""
     terms, out = equation(v.op.node)
-    hidden = [v.rank(i) - len(t.replace(_ELLIPSIS, "")) for i, t in enumerate(terms)]
-    free = [letter for letter in ascii_letters if letter not in "".join(terms)][: max(hidden, default=0)]
-    spelled = [t.replace(_ELLIPSIS, "".join(free[len(free) - n :])) for t, n in zip(terms, hidden, strict=True)]
-    for term in spelled:
+    ranks = [v.rank(i) - len(t.replace(_ELLIPSIS, "")) for i, t in enumerate(terms)]
+    letters = [letter for letter in ascii_letters if letter not in "".join(terms)][: max(ranks, default=0)]
+    pairs = zip(terms, ranks, strict=True)
+    expanded = [term.replace(_ELLIPSIS, "".join(letters[len(letters) - rank :])) for term, rank in pairs]
+    for term in expanded:
         if len(set(term)) < len(term):
             raise v.error(
                 f"no gradient of a diagonal: {v.attr('equation')!r} repeats an axis of one operand; replace the op"
             )
-    return spelled, out.replace(_ELLIPSIS, "".join(free))
+    return expanded, out.replace(_ELLIPSIS, "".join(letters))
 
 
 def _dims(v: Call, terms: Sequence[str], own: str) -> Shape:
-    """Shape of the gradient before the sum over broadcast dims."""
+    """Return the shape of the gradient before the sum over broadcast dims."""
     size: dict[str, int | str | None] = {}
     for i, term in enumerate(terms):
         for label, dim in zip(term, v.shape(i) or (None,) * len(term), strict=True):
@@ -57,10 +58,10 @@ def _dims(v: Call, terms: Sequence[str], own: str) -> Shape:
 
 
 def _matmul(v: Call, slot: int) -> str:
-    """dA = G·Bᵀ, dB = Aᵀ·G. Operands of rank 1 are matrices of one row or one column, as in numpy.matmul."""
+    """Append dA = G·Bᵀ or dB = Aᵀ·G. Operands of rank 1 are one row or one column, as in numpy.matmul."""
     ranks = (v.rank(0), v.rank(1))
     if ranks[0] > 2 and ranks[1] == 2 and slot == 1:
-        return _folded(v)
+        return _batched_weight_gradient(v)
     matrices = [v.x(i) if rank > 1 else v.b.unsqueeze(v.x(i), [i]) for i, rank in enumerate(ranks)]
     g = v.g
     if ranks[1] == 1:
@@ -76,39 +77,39 @@ def _matmul(v: Call, slot: int) -> str:
 
 
 def _product_shape(v: Call, slot: int) -> Shape | None:
-    """Shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, then the operand's last dims."""
+    """Return the shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, then the operand's last dims."""
     own, out = v.shape(slot), v.out_shape
     if own is None or out is None:
         return None
-    kept = sum(v.rank(i) > 1 for i in range(2))  # number of output axes that are not batch
-    return (*out[: len(out) - kept], *own[-2:])
+    matrix_axes = sum(v.rank(i) > 1 for i in range(2))  # the number of output axes that are not batch axes
+    return (*out[: len(out) - matrix_axes], *own[-2:])
 
 
-def _folded(v: Call) -> str:
-    """dB for a batch of A and a single matrix B: one product of 2-D matrices, not one per batch item."""
+def _batched_weight_gradient(v: Call) -> str:
+    """Append dB for a batch of A and one matrix B, as one product of 2-D matrices rather than one per batch item."""
     rows, width = v.shape(0) or (), v.shape(1) or ()
-    flat = [_flat(v, v.x(0), rows[-1], width[0]), _flat(v, v.g, width[1], None)]
+    flat = [_as_matrix(v, v.x(0), rows[-1], width[0]), _as_matrix(v, v.g, width[1], None)]
     return v.do("MatMul", v.do("Transpose", flat[0], perm=[1, 0]), flat[1])
 
 
-def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> str:
-    size = next((d for d in (last, also) if isinstance(d, int)), None)
+def _as_matrix(v: Call, x: str, last: int | str | None, fallback: int | str | None) -> str:
+    size = next((d for d in (last, fallback) if isinstance(d, int)), None)
     if size is not None and size > 0:
         return v.b.reshape(x, [-1, size])
-    # −1 does not work beside a dim that is 0 or unknown: multiply the dims instead
+    # a dim of −1 does not work with a dim that is 0 or unknown, so multiply the dims
     shape = v.do("Shape", x)
-    ends = [v.part(shape, 0, -1), v.part(shape, -1, 1 << 62)]
+    ends = [v.shape_part(shape, 0, -1), v.shape_part(shape, -1, 1 << 62)]
     return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
 
 
 def _gemm(v: Call, slot: int) -> str:
-    """Gradient of A or B in Y = α·A'·B' + β·C, where ' is the transposition set by transA and transB."""
+    """Append the gradient of A or B in Y = α·A'·B' + β·C, where ' stands for the transposition by transA or transB."""
     a, b = bool(v.attr("transA", 0)), bool(v.attr("transB", 0))
     if slot == 0:  # G·B'ᵀ, or B'·Gᵀ for a transposed A
-        left, right, turned = (v.x(1), v.g, (b, True)) if a else (v.g, v.x(1), (False, not b))
+        left, right, transposed = (v.x(1), v.g, (b, True)) if a else (v.g, v.x(1), (False, not b))
     else:  # A'ᵀ·G, or Gᵀ·A' for a transposed B
-        left, right, turned = (v.g, v.x(0), (True, a)) if b else (v.x(0), v.g, (not a, False))
-    return v.do("Gemm", left, right, transA=int(turned[0]), transB=int(turned[1]), alpha=v.attr("alpha", 1.0))
+        left, right, transposed = (v.g, v.x(0), (True, a)) if b else (v.x(0), v.g, (not a, False))
+    return v.do("Gemm", left, right, transA=int(transposed[0]), transB=int(transposed[1]), alpha=v.attr("alpha", 1.0))
 
 
 def _gemm_c(v: Call, slot: int) -> str:
@@ -116,53 +117,53 @@ def _gemm_c(v: Call, slot: int) -> str:
     return summed if beta == 1.0 else v.do("Mul", summed, beta)
 
 
-# -- Resize: a product with a matrix per axis, what the op itself makes of the unit vectors -----------
+# -- Resize: a product with one matrix per axis, which is the op's result for unit vectors -------------
 
 
 _SCALES, _SIZES = 2, 3
 
 
 def _resize(v: Call, slot: int) -> str:
-    """Multiply each axis by its transposed matrix."""
+    """Multiply the gradient along each axis by the transposed matrix of the axis."""
     cropped = v.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
     if cropped or v.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise v.error(
             "no gradient with tf_crop_and_resize or keep_aspect_ratio_policy; compute the region and the sizes"
         )
     rank, gradient = v.rank(), v.g
-    for axis in _resized(v):
+    for axis in _resized_axes(v):
         perm = [*(a for a in range(rank) if a != axis), axis]
         last = v.do("Transpose", gradient, perm=perm) if axis != rank - 1 else gradient
-        product = v.do("MatMul", last, v.do("Transpose", _unit_results(v, axis), perm=[1, 0]))
+        product = v.do("MatMul", last, v.do("Transpose", _axis_matrix(v, axis), perm=[1, 0]))
         gradient = v.do("Transpose", product, perm=[int(i) for i in np.argsort(perm)]) if axis != rank - 1 else product
     return gradient
 
 
-def _resizable(v: Call) -> list[int]:
-    return [positive(a, v.rank()) for a in v.attr("axes") or range(v.rank())]
+def _axes(v: Call) -> list[int]:
+    return [from_front(a, v.rank()) for a in v.attr("axes") or range(v.rank())]
 
 
-def _resized(v: Call) -> list[int]:
-    """Resizable axes."""
+def _resized_axes(v: Call) -> list[int]:
+    """Return the axes whose sizes may change."""
     constant, own = v.constant(_SCALES), v.shape(0) or ()
     if constant is not None and constant.size:
-        return [axis for axis, scale in zip(_resizable(v), constant, strict=True) if scale != 1]
+        return [axis for axis, scale in zip(_axes(v), constant, strict=True) if scale != 1]
     out = v.out_shape or (None,) * v.rank()
-    return [axis for axis in _resizable(v) if own[axis] is None or own[axis] != out[axis]]
+    return [axis for axis in _axes(v) if own[axis] is None or own[axis] != out[axis]]
 
 
-def _unit_results(v: Call, axis: int) -> str:
-    """Rows of the inputs and columns of the outputs of an axis, by the op itself in two dimensions."""
-    b, node, at = v.b, clone(v.op.node), v.b.ints([_resizable(v).index(axis)])
+def _axis_matrix(v: Call, axis: int) -> str:
+    """Append the matrix of an axis, one row per input element, by running the op on an identity matrix."""
+    b, node, index = v.b, clone(v.op.node), v.b.ints([_axes(v).index(axis)])
     set_attribute(node, "axes")
 
     size = b.op("Gather", b.shape_of(v.x(0)), b.ints([axis]))
-    places = v.counted(b.op("Squeeze", size))
+    positions = v.arange(b.op("Squeeze", size))
     dtype = DType.FLOAT if v.dtype().low else v.dtype()
-    unit = b.op("Cast", b.op("Equal", b.unsqueeze(places, [1]), places), to=dtype.code)
+    identity = b.op("Cast", b.op("Equal", b.unsqueeze(positions, [1]), positions), to=dtype.code)
     slot = _SIZES if v.has(_SIZES) else _SCALES
     first = size if slot == _SIZES else b.constant(np.ones(1, np.float32))
-    inputs = [unit, *node.input[1:slot], b.op("Concat", first, b.op("Gather", v.x(slot), at), axis=0)]
+    inputs = [identity, *node.input[1:slot], b.op("Concat", first, b.op("Gather", v.x(slot), index), axis=0)]
     return b.cast(b.like(node, inputs)[0], v.dtype(), of=dtype)
 
 

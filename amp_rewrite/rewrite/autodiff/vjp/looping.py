@@ -1,8 +1,8 @@
-"""VJPs of If, Scan and Loop: a Scan from the last step to the first, which recomputes and differentiates each step.
+"""VJPs of If, Scan and Loop. A Scan from the last step to the first recomputes and differentiates each step.
 
-The op gets further outputs: the initial values of each step (the carried values, a Loop's counter). So memory grows
-by the carried values per step, not by all values of a step. The length of these outputs is the number of a Loop's
-steps.
+The op gets additional outputs with the values at the start of each step: the carried values and a Loop's counter. So
+memory grows with the carried values per step, not with all values of a step. The length of these outputs is the number
+of steps of a Loop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder, values_in
-from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, GradientRule, Joint, Rows, Stop, nested, paths
+from amp_rewrite.rewrite.autodiff.vjp.rule import (
+    ALL_OUTPUTS,
+    Call,
+    GradientRule,
+    Joint,
+    Rows,
+    Stop,
+    nested_scopes,
+    paths,
+)
 from amp_rewrite.rewrite.builder import declared
 
 
-def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
-    """Raise GradientError if a body draws random numbers: recomputed, it would draw different ones."""
+def check_no_random_ops(v: Call, scope: ScopeId, where: str) -> None:
+    """Raise GradientError if a body draws random numbers, which would differ when it is recomputed."""
     view = v.b.view
-    for op in (view.ops[op_id] for body in nested(view, [scope]) for op_id in view.scopes[body].ops):
+    for op in (view.ops[op_id] for body in nested_scopes(view, [scope]) for op_id in view.scopes[body].ops):
         if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
             raise v.error(
                 f"its {where} has {op.op_type} {op.name!r}, which would draw other numbers in the backward pass;"
@@ -33,10 +42,10 @@ def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
             )
 
 
-def arrivals(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Return the gradients of a body's outputs, by name.
+def output_gradients(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """Return the gradients of a body's outputs by name.
 
-    GradientError if one value is two outputs: onnxruntime leaves the second one unwritten.
+    GradientError if a value is an output twice: onnxruntime does not write the second one.
     """
     by_name: dict[str, str] = {}
     for name, gradient in pairs:
@@ -48,28 +57,28 @@ def arrivals(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]
 
 
 def declared_like(b: Builder, name: str, like: str, dtype: DType | None = None) -> ValueInfoProto:
-    """Declare a name with the type and shape of a known value, or with another type."""
+    """Declare a name with the shape and type of a known value, or with another type."""
     return declared(name, dtype or b.element_type(like), b.shape(like))
 
 
-def copied(source: str, name: str) -> NodeProto:
-    """Make an Identity."""
+def identity(source: str, name: str) -> NodeProto:
+    """Return an Identity node."""
     return NodeProto(op_type="Identity", input=[source], output=[name], name=name)
 
 
 def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> GraphProto:
-    """Return the graph of a builder with copies of other values as outputs, without nodes that do not affect them.
+    """Return the graph of a builder with copies of values as its outputs, and only the nodes that they need.
 
-    `results`: the name of each value, with a declaration of its type and shape.
+    `results` has the name of each value, with a declaration of its type and shape.
     """
-    ends = []
+    outputs = []
     for source, like in results:
-        ends.append(clone(like))
-        ends[-1].name = b.fresh(f"{like.name}_out")
-        b.nodes.append(copied(source, ends[-1].name))
+        outputs.append(clone(like))
+        outputs[-1].name = b.fresh(f"{like.name}_out")
+        b.nodes.append(identity(source, outputs[-1].name))
     graph = b.finished()
-    refill(graph, "output", ends)
-    refill(graph, "node", needed(graph.node, [end.name for end in ends]))
+    refill(graph, "output", outputs)
+    refill(graph, "node", needed(graph.node, [end.name for end in outputs]))
     return graph
 
 
@@ -77,13 +86,13 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    """Gradients of the captured values; zeros from a branch without the value."""
+    """Append the gradients of the captured values; a branch that does not read a value returns zeros."""
     branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
-        refuse_random(v, scope, "branch")
+        check_no_random_ops(v, scope, "branch")
         b = v.b.body(scope)
         results = [o.name for o in b.graph.output]
-        gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
+        gradients = v.backward(b, output_gradients(v, zip(results, v.gradients, strict=True)), names)
         branches[attribute] = body_graph(b, [(gradients[name], declared_like(b, name, name)) for name in names])
     return v.b.ops("If", v.x(0), results=len(names), **branches)
 
@@ -92,7 +101,7 @@ def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
 
 
 class _Carried(NamedTuple):
-    """A value passed from step to step: its names in the body before and after, and the op's input and output."""
+    """A value carried from step to step: its input and output names in the body, and its input and output slots."""
 
     before: str
     after: str
@@ -101,9 +110,9 @@ class _Carried(NamedTuple):
 
 
 class _Sliced(NamedTuple):
-    """A tensor read or written by slices, one per step, from the front (direction 0) or from the back (1).
+    """A tensor read or written one slice per step, from the front (direction 0) or from the back (1).
 
-    `inner`: name of the slice in the body. `slot`: index among the op's inputs or outputs.
+    `inner` is the name of the slice in the body, `slot` the index among the op's inputs or outputs.
     """
 
     inner: str
@@ -113,13 +122,13 @@ class _Sliced(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Common form of Scan and Loop: a body that runs once per step."""
+    """The common form of Scan and Loop: a body that runs once per step."""
 
     carried: tuple[_Carried, ...]
     read: tuple[_Sliced, ...]
     written: tuple[_Sliced, ...]
     control: tuple[str, ...]
-    """Further inputs of a Loop's body: the step number and the condition."""
+    """Other inputs of a Loop's body: the step number and the condition."""
 
 
 def _steps(v: Call) -> _Steps:
@@ -142,64 +151,64 @@ def _steps(v: Call) -> _Steps:
     return _Steps(carried, sliced(before[count:], "input"), sliced(after[count:], "output"), control)
 
 
-def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
-    """Carried tensors that depend on a differentiated value, also after several steps."""
+def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
+    """Return the carried tensors that depend on a differentiated value, directly or after several steps."""
     view, scope = v.b.view, v.op.bodies[0]
     ids, ends = values_in(view)[scope], view.scopes[scope].outputs
-    fixed = [*names, *[s.inner for s in steps.read if s.slot in slots]]
-    moved = [c for c in steps.carried if c.slot in slots]
+    sources = [*names, *[s.inner for s in steps.read if s.slot in slots]]
+    current = [c for c in steps.carried if c.slot in slots]
     while True:
-        wrt = [ids[name] for name in (*fixed, *[c.before for c in moved])]
+        wrt = [ids[name] for name in (*sources, *[c.before for c in current])]
         reached = paths(view, scope, ends, wrt, {}).reached
-        tensors = [c for c in steps.carried if _tensor(v, ids[c.before])]
-        now = [c for c in tensors if c in moved or ids[c.after] in reached]
-        if len(now) == len(moved):
-            return tuple(moved)
-        moved = now
+        tensors = [c for c in steps.carried if _is_tensor(v, ids[c.before])]
+        grown = [c for c in tensors if c in current or ids[c.after] in reached]
+        if len(grown) == len(current):
+            return tuple(current)
+        current = grown
 
 
-def _tensor(v: Call, value: ValueId) -> bool:
+def _is_tensor(v: Call, value: ValueId) -> bool:
     kind = v.b.view.types[value]
     return kind is None or kind.container == TENSOR
 
 
-def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
+def _backward_scan(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     """Append the backward Scan; return the gradients of the inputs in `slots`, then those of the captured `names`."""
     steps, b = _steps(v), v.b.body(v.op.bodies[0])
-    refuse_random(v, v.op.bodies[0], "body")
-    carried, read = _moved(v, steps, slots, names), [s for s in steps.read if s.slot in slots]
-    arrived = [s for s in steps.written if v.gradients[s.slot] is not None]
-    handed = [_formal(b, c.before) for c in carried]
-    sums = [_formal(b, name, summed(b, name)) for name in names]
-    slices = [_formal(b, s.inner) for s in arrived]
-    ends = [*[c.after for c in carried], *[s.inner for s in arrived]]
-    found = v.backward(
+    check_no_random_ops(v, v.op.bodies[0], "body")
+    carried, read = _differentiated(v, steps, slots, names), [s for s in steps.read if s.slot in slots]
+    outputs = [s for s in steps.written if v.gradients[s.slot] is not None]
+    states = [_new_input(b, c.before) for c in carried]
+    sums = [_new_input(b, name, summed(b, name)) for name in names]
+    slices = [_new_input(b, s.inner) for s in outputs]
+    ends = [*[c.after for c in carried], *[s.inner for s in outputs]]
+    gradients = v.backward(
         b,
-        arrivals(v, zip(ends, [formal.name for formal in (*handed, *slices)], strict=True)),
+        output_gradients(v, zip(ends, [formal.name for formal in (*states, *slices)], strict=True)),
         [*[c.before for c in carried], *names, *[s.inner for s in read]],
     )
-    results = [(found[c.before], formal) for c, formal in zip(carried, handed, strict=True)]
+    results = [(gradients[c.before], formal) for c, formal in zip(carried, states, strict=True)]
     for name, formal in zip(names, sums, strict=True):
-        term = b.cast(found[name], summed(b, name), of=b.dtype(name))
+        term = b.cast(gradients[name], summed(b, name), of=b.dtype(name))
         results.append((b.op("Add", formal.name, term), formal))
-    results += [(found[s.inner], declared_like(b, s.inner, s.inner)) for s in read]
+    results += [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in read]
     graph = body_graph(b, results)
     needed = {o.name for o in graph.output}.union(names_read(graph.node))
-    if not arrived:  # one value that has a slice per step
+    if not outputs:  # the Scan needs a value with one slice per step
         needed.add(next(iter((*[s.inner for s in steps.read], *steps.control))))
-    kept = _saved(v, steps, needed)
-    again = [s for s in steps.read if s.inner in needed]
-    formals = [declared_like(b, name, name) for name in (*kept, *[s.inner for s in again])]
-    refill(graph, "input", [*handed, *sums, *formals, *slices])
-    _lift(b, graph, v.b)
-    begin = [v.gradients[c.output] or v.zeros(c.slot) for c in carried]
-    begin += [v.b.zeros_like(name, summed(v.b, name)) for name in names]
-    scanned = [*kept.values(), *[v.x(s.slot) for s in again], *[v.gradients[s.slot] or "" for s in arrived]]
+    saved = _saved_values(v, steps, needed)
+    reread = [s for s in steps.read if s.inner in needed]
+    formals = [declared_like(b, name, name) for name in (*saved, *[s.inner for s in reread])]
+    refill(graph, "input", [*states, *sums, *formals, *slices])
+    _hoist(b, graph, v.b)
+    initial = [v.gradients[c.output] or v.zeros(c.slot) for c in carried]
+    initial += [v.b.zeros_like(name, summed(v.b, name)) for name in names]
+    scanned = [*saved.values(), *[v.x(s.slot) for s in reread], *[v.gradients[s.slot] or "" for s in outputs]]
     graph.name = f"{v.op.name}_grad"
-    sliced = [_Sliced("", 0)] * len(kept) + again + arrived
+    sliced = [_Sliced("", 0)] * len(saved) + reread + outputs
     last = v.b.ops(
         "Scan",
-        *begin,
+        *initial,
         *scanned,
         results=len(results),
         body=graph,
@@ -218,27 +227,27 @@ def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     return [*[by_slot[slot] for slot in slots], *narrowed]
 
 
-def _formal(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
+def _new_input(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
     return declared_like(b, b.fresh(f"{name}_back"), name, dtype)
 
 
 def summed(b: Builder, name: str) -> DType:
-    """Type of the sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
+    """Return the type of a sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
     own = b.element_type(name)
     return DType.FLOAT if own.low else own
 
 
-def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
+def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
     """Move appended nodes that do not depend on the step, such as a weight's Transpose, out of the body.
 
-    Constants stay, because onnx does not infer shapes from captured ones. Nodes of the step itself stay, because their
-    names are taken outside.
+    Constants stay, because onnx does not infer shapes from captured ones. Original nodes stay, because their names are
+    in use outside.
     """
     inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     outputs = {o.name for o in graph.output}
     kept = list[NodeProto]()
     for node in graph.node:
-        free = inside.isdisjoint(node.input) and not any(b.known(name) for name in node.output)
+        free = inside.isdisjoint(node.input) and not any(b.original(name) for name in node.output)
         if free and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
             outside.nodes.append(node)
         else:
@@ -247,20 +256,23 @@ def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
     refill(graph, "node", kept)
 
 
-def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
-    """Stack the initial values of all steps that the backward pass reads as further outputs; return these by name."""
+def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
+    """Add outputs that stack the values at the start of all steps, where the backward pass reads them.
+
+    Return the outputs by the names of the values in the body.
+    """
     node = v.b.graph.node[v.position]
     graph = next(body for _, body in bodies(node))
     inner = v.b.body(v.op.bodies[0])
     saved = {}
     for name in (*steps.control, *[c.before for c in steps.carried]):
         if name in needed:
-            if not _tensor(v, inner.ids[name]):
+            if not _is_tensor(v, inner.ids[name]):
                 raise v.error(
                     f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
                 )
             output = declared_like(inner, v.b.fresh(f"{name}_before"), name)
-            graph.node.append(copied(name, output.name))
+            graph.node.append(identity(name, output.name))
             graph.output.append(output)
             saved[name] = v.b.extra_output(v.position, len(graph.output) - 1 - (v.op.op_type == "Loop"))
     for attribute in node.attribute:
@@ -271,6 +283,6 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
 
 ROWS: Rows = {
     "If": GradientRule((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if),
-    "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, together=_back),
-    "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),
+    "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, together=_backward_scan),
+    "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_backward_scan),
 }

@@ -1,4 +1,4 @@
-"""VJPs of operators that move elements: gathers, scatters, slices, padding; shapes, joining and cutting."""
+"""VJPs of operators that move elements: Gather, Scatter, Slice, Pad; reshapes, Concat and Split."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.builder import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Rows, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.builder import fixed_dims
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Rows, Stop, from_front, row
 
 PADDING = "amp_rewrite.padding_idx"
-"""Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""
+"""Metadata of a Gather: the row of its data that gets no gradient, as with torch.nn.Embedding(padding_idx=…)."""
 
 _EXTREMES = ("max", "min")
 
 
 def padding_index(node: NodeProto) -> int | None:
-    """Return the row of a Gather for padding; None without one."""
+    """Return the padding row of a Gather; None if it has none."""
     return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING), None)
 
 
@@ -31,10 +31,10 @@ class Positions(NamedTuple):
     axis: int | None = None
 
 
-def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str:
-    """Scatter the gradient g into zeros of a shape; with `repeats`, add the gradients of a repeated position.
+def scatter(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str:
+    """Scatter the gradient g into zeros of a shape; with `repeats`, add the gradients of repeated positions.
 
-    The sum for a low type is in float32: it has many terms, and no CPU kernel adds in a low type.
+    Low types are summed in float32: the sum may have many terms, and no CPU kernel adds in a low type.
     """
 
     own = v.dtype(0)
@@ -44,59 +44,59 @@ def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> s
     return v.b.cast(added, own, of=dtype)
 
 
-def by_position(v: Call, *, repeats: bool) -> str:
-    """Gradient of input 0 of an op whose output consists of its elements: scatter each back to its origin.
+def scatter_by_position(v: Call, *, repeats: bool) -> str:
+    """Append the gradient of input 0 for an op that only moves elements: scatter each back to its origin.
 
-    The origins are found by running the op itself on the positions of the elements. `repeats`: an element may occur
-    in the output several times.
+    The origins are found by running the op on the positions of the elements. `repeats`: an element may occur several
+    times in the output.
     """
     x = v.x(0)
     count = v.b.op("Size", x)
-    positions = v.b.reshape(v.counted(count), v.b.shape_of(x))
+    positions = v.b.reshape(v.arange(count), v.b.shape_of(x))
     inputs = [positions, *v.op.node.input[1:]]
     if v.op.op_type == "Pad":
-        inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is not used
+        inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is not needed
     origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(v.op.node, inputs)[0], v.g))
     total = v.b.reshape(count, [1])
-    return v.b.reshape_like(scattered(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
+    return v.b.reshape_like(scatter(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
 
 
 def _gather(v: Call, slot: int) -> str:
-    """Scatter-add the gradient; for an axis other than 0, transpose that axis to the front first."""
+    """Scatter-add the gradient; an axis other than 0 is first transposed to the front."""
     rank, axis = v.rank(0), v.axis(0)
-    picked = v.rank(1)
-    index = v.b.unsqueeze(v.b.cast(v.x(1), DType.INT64), [picked])
+    index_rank = v.rank(1)
+    index = v.b.unsqueeze(v.b.cast(v.x(1), DType.INT64), [index_rank])
     if axis == 0:
         g = v.g
         padding = padding_index(v.op.node)
         if padding is not None:
             padded = v.b.op("Equal", v.x(1), v.b.scalar(padding, v.dtype(1)))
-            g = v.do("Where", v.b.unsqueeze(padded, [*range(picked, picked + rank - 1)]), 0.0, g)
-        return scattered(v, Positions("ScatterND", index), v.b.shape_of(v.x(0)), g, repeats=True)
+            g = v.do("Where", v.b.unsqueeze(padded, [*range(index_rank, index_rank + rank - 1)]), 0.0, g)
+        return scatter(v, Positions("ScatterND", index), v.b.shape_of(v.x(0)), g, repeats=True)
     front = [axis, *[a for a in range(rank) if a != axis]]
-    of_g = [*range(axis, axis + picked), *range(axis), *range(axis + picked, rank - 1 + picked)]
+    g_perm = [*range(axis, axis + index_rank), *range(axis), *range(axis + index_rank, rank - 1 + index_rank)]
     shape = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.ints(front))
-    added = scattered(v, Positions("ScatterND", index), shape, v.do("Transpose", v.g, perm=of_g), repeats=True)
+    added = scatter(v, Positions("ScatterND", index), shape, v.do("Transpose", v.g, perm=g_perm), repeats=True)
     return v.do("Transpose", added, perm=[int(i) for i in np.argsort(front)])
 
 
 def _gather_elements(v: Call, slot: int) -> str:
-    axis, picked = v.axis(0), v.shape(1)
-    to, repeats = Positions("ScatterElements", v.x(1), axis), picked is None or picked[axis] != 1
-    return scattered(v, to, v.b.shape_of(v.x(0)), v.g, repeats=repeats)
+    axis, index_shape = v.axis(0), v.shape(1)
+    to, repeats = Positions("ScatterElements", v.x(1), axis), index_shape is None or index_shape[axis] != 1
+    return scatter(v, to, v.b.shape_of(v.x(0)), v.g, repeats=repeats)
 
 
 def _gather_nd(v: Call, slot: int) -> str:
     if v.attr("batch_dims", 0):
-        return by_position(v, repeats=True)
-    return scattered(v, Positions("ScatterND", v.x(1)), v.b.shape_of(v.x(0)), v.g, repeats=True)
+        return scatter_by_position(v, repeats=True)
+    return scatter(v, Positions("ScatterND", v.x(1)), v.b.shape_of(v.x(0)), v.g, repeats=True)
 
 
-def _overwritten(v: Call, slot: int) -> str:
-    """Gradient of the data: zero where overwritten, all with reduction add."""
+def _scatter_data(v: Call, slot: int) -> str:
+    """Append the gradient of the data: zero where it is overwritten, everything for reduction add."""
     reduction = _reduction(v)
     if reduction in _EXTREMES:
-        return _of_extremes(v)[0]
+        return _extreme_gradients(v)[0]
     if reduction == "add":
         return v.g
     return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_scatter_axis(v))
@@ -113,55 +113,55 @@ def _reduction(v: Call) -> str:
     return str(reduction)
 
 
-def _updates(v: Call, slot: int) -> str:
-    return _of_extremes(v)[1] if _reduction(v) in _EXTREMES else _picked(v, v.g)
+def _scatter_updates(v: Call, slot: int) -> str:
+    return _extreme_gradients(v)[1] if _reduction(v) in _EXTREMES else _gather_updates(v, v.g)
 
 
-def _picked(v: Call, x: str) -> str:
+def _gather_updates(v: Call, x: str) -> str:
     return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_scatter_axis(v))
 
 
-def _of_extremes(v: Call) -> tuple[str, str]:
-    """Gradients of data and updates, divided equally among the extreme values (as torch.scatter_reduce)."""
-    equal = [v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y()))]
+def _extreme_gradients(v: Call) -> tuple[str, str]:
+    """Append the gradients of data and updates, split equally among extreme values, as in torch.scatter_reduce."""
+    equal = [v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _gather_updates(v, v.y()))]
     data, updates = map(v.typed, equal)
     to = Positions(v.op.op_type, v.x(1), _scatter_axis(v))
-    ties = v.do("Add", data, scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True))
+    ties = v.do("Add", data, scatter(v, to, v.b.shape_of(v.x(0)), updates, repeats=True))
     share = v.do("Div", v.g, ties)
-    return v.do("Mul", share, data), v.do("Mul", _picked(v, share), updates)
+    return v.do("Mul", share, data), v.do("Mul", _gather_updates(v, share), updates)
 
 
 def _slice(v: Call, slot: int) -> str:
-    """Pad with zeros if starts and axes are constants and steps are 1; else scatter by position."""
+    """Pad with zeros if starts and axes are constants and steps are 1, else scatter by position."""
     starts, steps = v.constant(1), v.constant(4) if v.has(4) else np.ones(1)
     axes = v.constant(3) if v.has(3) else None if starts is None else np.arange(len(starts))
     if starts is None or axes is None or steps is None or (steps != 1).any():
-        return by_position(v, repeats=False)
+        return scatter_by_position(v, repeats=False)
     begins = [0] * v.rank(0)
     for axis, start in zip(axes, starts, strict=True):
-        begins[positive(int(axis), v.rank(0))] = int(start)
-    own, cut = known_dims(v.shape(0)), known_dims(v.out_shape)
-    if own is not None and cut is not None:
+        begins[from_front(int(axis), v.rank(0))] = int(start)
+    own, result = fixed_dims(v.shape(0)), fixed_dims(v.out_shape)
+    if own is not None and result is not None:
         front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, own, strict=True)]
-        back = [n - b - c for n, b, c in zip(own, front, cut, strict=True)]
+        back = [n - b - c for n, b, c in zip(own, front, result, strict=True)]
         return v.do("Pad", v.g, v.b.ints([*front, *back])) if any((*front, *back)) else v.g
     return v.do("Pad", v.g, _pads_at_run_time(v, begins))
 
 
 def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
-    own, cut = v.b.op("Shape", v.x(0)), v.b.op("Shape", v.g)
+    own, result = v.b.op("Shape", v.x(0)), v.b.op("Shape", v.g)
     front = v.b.ints(begins)
     if min(begins, default=0) < 0:
         from_back = v.b.constant(np.array([b < 0 for b in begins]))
         front = v.b.op("Max", v.b.op("Where", from_back, v.b.op("Add", front, own), front), v.b.ints([0]))
     front = v.b.op("Min", front, own)
-    return v.b.op("Concat", front, v.b.op("Sub", v.b.op("Sub", own, front), cut), axis=0)
+    return v.b.op("Concat", front, v.b.op("Sub", v.b.op("Sub", own, front), result), axis=0)
 
 
 def _pad(v: Call, slot: int) -> str:
-    """Crop to the original part; with a mode that repeats elements, add each position to its origin."""
+    """Crop to the original part; for a mode that repeats elements, scatter-add each to its origin."""
     if v.attr("mode", "constant") != "constant":
-        return by_position(v, repeats=True)
+        return scatter_by_position(v, repeats=True)
     axes = (v.x(3),) if v.has(3) else ()
     constant = v.constant(1)
     if constant is None:
@@ -177,11 +177,11 @@ def _pad(v: Call, slot: int) -> str:
     return inner
 
 
-def _filling(v: Call, slot: int) -> str:
-    """Gradient of the fill value: the sum over the padding."""
+def _pad_value(v: Call, slot: int) -> str:
+    """Append the gradient of the fill value, which is the sum over the padding."""
     if v.attr("mode", "constant") != "constant":
         return v.zeros(slot)
-    totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _pad(v, 0))]
+    totals = [v.b.reduce("ReduceSum", shape_part, None, keepdims=False) for shape_part in (v.g, _pad(v, 0))]
     return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 
@@ -198,13 +198,13 @@ def _transpose(v: Call, slot: int) -> str:
 
 
 def _concat(v: Call, slot: int) -> str:
-    """Take this input's part of the gradient; one Split serves all inputs."""
+    """Return this input's part of the gradient; all inputs share one Split."""
     count = len(v.op.inputs)
     if count == 1:
         return v.g
     axis = v.axis(0)
     sizes: Sequence[int] | str | None
-    sizes = known_dims(tuple(None if (s := v.shape(i)) is None else s[axis] for i in range(count)))
+    sizes = fixed_dims(tuple(None if (s := v.shape(i)) is None else s[axis] for i in range(count)))
     if sizes is None:
         index = v.b.ints([axis])
         sizes = v.b.op("Concat", *[v.b.op("Gather", v.b.shape_of(v.x(i)), index) for i in range(count)], axis=0)
@@ -224,42 +224,42 @@ def _tile(v: Call, slot: int) -> str:
 
 
 def _depth_to_space(v: Call, slot: int) -> str:
-    """SpaceToDepth, which orders channels block by block; for CRD, transpose them to channel by channel."""
+    """Append a SpaceToDepth, which orders channels block by block; CRD needs a transpose to channel by channel."""
     block = v.attr("blocksize")
-    deep = v.do("SpaceToDepth", v.g, blocksize=block)
+    channels = v.do("SpaceToDepth", v.g, blocksize=block)
     if v.attr("mode", "DCR") == "DCR":
-        return deep
+        return channels
     shape = v.b.shape_of(v.x(0))
-    batch, dims = v.part(shape, 0, 1), v.part(shape, 2, 4)
-    apart = v.b.reshape(deep, v.b.op("Concat", batch, v.b.ints([block * block, -1]), dims, axis=0))
+    batch, dims = v.shape_part(shape, 0, 1), v.shape_part(shape, 2, 4)
+    apart = v.b.reshape(channels, v.b.op("Concat", batch, v.b.ints([block * block, -1]), dims, axis=0))
     return v.b.reshape(v.do("Transpose", apart, perm=[0, 2, 1, 3, 4]), shape)
 
 
-_WHERE = Stop("positions are integers")
-_WHOLE = Stop("shapes, axes and counts are integers")
+_POSITIONS = Stop("positions are integers")
+_SIZES = Stop("shapes, axes and counts are integers")
 
 ROWS: Rows = {
-    "Gather": row(_gather, _WHERE),
-    "GatherElements": row(_gather_elements, _WHERE),
-    "GatherND": row(_gather_nd, _WHERE),
-    "ScatterElements": row(_overwritten, _WHERE, _updates),
-    "ScatterND": row(_overwritten, _WHERE, _updates),
-    "Slice": row(_slice, _WHERE),
-    "Pad": row(_pad, _WHERE, _filling, _WHERE),
-    "Compress": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
-    "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
-    "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),
-    "Reshape": row(_reshape_back, _WHOLE),
+    "Gather": row(_gather, _POSITIONS),
+    "GatherElements": row(_gather_elements, _POSITIONS),
+    "GatherND": row(_gather_nd, _POSITIONS),
+    "ScatterElements": row(_scatter_data, _POSITIONS, _scatter_updates),
+    "ScatterND": row(_scatter_data, _POSITIONS, _scatter_updates),
+    "Slice": row(_slice, _POSITIONS),
+    "Pad": row(_pad, _POSITIONS, _pad_value, _POSITIONS),
+    "Compress": row(lambda v, slot: scatter_by_position(v, repeats=False), _POSITIONS),
+    "ReverseSequence": row(lambda v, slot: scatter_by_position(v, repeats=False), _POSITIONS),
+    "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _POSITIONS),
+    "Reshape": row(_reshape_back, _SIZES),
     "Flatten": row(_reshape_back),
-    "Squeeze": row(_reshape_back, _WHOLE),
-    "Unsqueeze": row(_reshape_back, _WHOLE),
+    "Squeeze": row(_reshape_back, _SIZES),
+    "Unsqueeze": row(_reshape_back, _SIZES),
     "Transpose": row(_transpose),
-    "Expand": row(lambda v, slot: v.sum_to(v.g, slot), _WHOLE),
+    "Expand": row(lambda v, slot: v.sum_to(v.g, slot), _SIZES),
     "Concat": row(_concat),
-    "Split": row(_split, _WHOLE, outputs=ALL_OUTPUTS),
-    "Tile": row(_tile, _WHOLE),
+    "Split": row(_split, _SIZES, outputs=ALL_OUTPUTS),
+    "Tile": row(_tile, _SIZES),
     "DepthToSpace": row(_depth_to_space),
     "SpaceToDepth": row(lambda v, slot: v.do("DepthToSpace", v.g, blocksize=v.attr("blocksize"))),
     **dict.fromkeys(("RandomNormalLike", "RandomUniformLike", "EyeLike"), row(Stop("only its shape is read"))),
-    "Trilu": row(lambda v, slot: v.do("Trilu", v.g, *([v.x(1)] if v.has(1) else []), upper=v.attr("upper", 1)), _WHOLE),
+    "Trilu": row(lambda v, slot: v.do("Trilu", v.g, *v.op.node.input[1:], upper=v.attr("upper", 1)), _SIZES),
 }

@@ -1,6 +1,6 @@
 """VJPs of reductions, running sums, global pools, softmax, norms over the last axes, and Dropout.
 
-`lowering` has bodies of the other norms.
+`lowering` has function bodies for other norms.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.builder import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.builder import fixed_dims
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, from_front, row
 
 
 def _axes(v: Call) -> Sequence[int] | str | None:
-    """Reduced axes: numbers, the name of a value that holds them, or None for all axes of an unknown rank."""
+    """Return the reduced axes: numbers, the name of a value that has them, or None for all axes of an unknown rank."""
     if v.op.op_type.startswith("Global"):
         return range(2, v.rank(0))
     axes = v.attr("axes")
@@ -25,73 +25,73 @@ def _axes(v: Call) -> Sequence[int] | str | None:
         axes = [int(a) for a in constant.ravel()]
     shape = v.shape(0)
     if axes:
-        return tuple(axes) if shape is None else tuple(sorted(positive(a, len(shape)) for a in axes))
+        return tuple(axes) if shape is None else tuple(sorted(from_front(a, len(shape)) for a in axes))
     if v.attr("noop_with_empty_axes", 0):
         return ()
     return None if shape is None else tuple(range(len(shape)))
 
 
 def _kept(v: Call, x: str) -> str:
-    """Restore the reduced axes of a value of the output's shape as dims of 1."""
+    """Insert the reduced axes as dims of 1 into a value of the output's shape."""
     axes = () if v.attr("keepdims", 1) else _axes(v)
     return x if axes is None else v.b.unsqueeze(x, axes)  # one number broadcasts to any rank
 
 
-def _again(v: Call, op_type: str, x: str) -> str:
+def _reduce_alike(v: Call, op_type: str, x: str) -> str:
     return v.b.reduce(op_type, x, _axes(v), keepdims=True)
 
 
-def _spread(v: Call, gradient: str) -> str:
-    return v.b.spread(gradient, v.b.shape_of(v.x(0)))
+def _expanded(v: Call, gradient: str) -> str:
+    return v.b.expand(gradient, v.b.shape_of(v.x(0)))
 
 
 def _count(v: Call) -> int | str:
-    """Number of elements reduced into one, or the dims whose product it is."""
+    """Return how many elements are reduced into one: a number, or the name of dims whose product it is."""
     axes, shape = _axes(v), v.shape(0)
     if axes is None:
         return v.b.shape_of(v.x(0))
     if not isinstance(axes, str) and shape is not None:
-        dims = known_dims(tuple(shape[a] for a in axes))
+        dims = fixed_dims(tuple(shape[a] for a in axes))
         if dims is not None:
-            return max(math.prod(dims), 1)  # an empty gradient may be divided by any number
+            return max(math.prod(dims), 1)  # an empty gradient can be divided by any number
     index = axes if isinstance(axes, str) else v.b.ints(axes)
     return v.b.op("Gather", v.b.shape_of(v.x(0)), index)
 
 
 def _mean(v: Call, slot: int) -> str:
-    return _spread(v, v.shared(_kept(v, v.g), _count(v)))
+    return _expanded(v, v.divided(_kept(v, v.g), _count(v)))
 
 
 def _extreme(v: Call, slot: int) -> str:
-    """Split the gradient equally among the elements with the extreme value (as torch.amax).
+    """Split the gradient equally among the elements with the extreme value, as torch.amax does.
 
-    That of torch.max along an axis goes to the first of them.
+    For torch.max along an axis, the first of them gets all.
     """
     axes = _axes(v)
     if v.torch_op in ("max.dim", "min.dim") and isinstance(axes, tuple) and len(axes) == 1:
         (axis,) = axes
         first = v.do("ArgMax" if v.torch_op == "max.dim" else "ArgMin", v.x(0), axis=axis, keepdims=1)
         count = v.b.op("Gather", v.b.shape_of(v.x(0)), v.b.scalar(axis, DType.INT64))
-        places = v.b.unsqueeze(v.counted(count), range(1, v.rank(0) - axis))
-        return v.do("Where", v.b.op("Equal", places, first), _kept(v, v.g), 0.0)
-    held = v.do("Equal", v.x(0), _kept(v, v.y()))
-    ties = _again(v, "ReduceSum", v.typed(held))
-    return v.do("Where", held, v.do("Div", _kept(v, v.g), ties), 0.0)
+        positions = v.b.unsqueeze(v.arange(count), range(1, v.rank(0) - axis))
+        return v.do("Where", v.b.op("Equal", positions, first), _kept(v, v.g), 0.0)
+    is_extreme = v.do("Equal", v.x(0), _kept(v, v.y()))
+    ties = _reduce_alike(v, "ReduceSum", v.typed(is_extreme))
+    return v.do("Where", is_extreme, v.do("Div", _kept(v, v.g), ties), 0.0)
 
 
 def _product(v: Call, slot: int) -> str:
-    """Product of all other elements, correct also if some are zero."""
+    """Multiply by the product of all other elements, which is correct even if some are zero."""
     zero = v.do("Equal", v.x(0), 0.0)
     nonzero = v.do("Where", zero, 1.0, v.x(0))
-    rest = _again(v, "ReduceProd", nonzero)
-    zeros = _again(v, "ReduceSum", v.typed(zero))
-    at_zero = v.do("Where", v.do("Equal", zeros, 1.0), rest, 0.0)
-    elsewhere = v.do("Where", v.do("Equal", zeros, 0.0), v.do("Div", rest, nonzero), 0.0)
+    product = _reduce_alike(v, "ReduceProd", nonzero)
+    zeros = _reduce_alike(v, "ReduceSum", v.typed(zero))
+    at_zero = v.do("Where", v.do("Equal", zeros, 1.0), product, 0.0)
+    elsewhere = v.do("Where", v.do("Equal", zeros, 0.0), v.do("Div", product, nonzero), 0.0)
     return v.do("Mul", _kept(v, v.g), v.do("Where", zero, at_zero, elsewhere))
 
 
 def _l2(v: Call, slot: int) -> str:
-    """x/|x|, and 0 at the origin (as torch.linalg.vector_norm)."""
+    """x/|x|, and 0 at the origin, as in torch.linalg.vector_norm."""
     norm = _kept(v, v.y())
     origin = v.do("Equal", norm, 0.0)
     unit = v.do("Div", v.x(0), v.do("Where", origin, 1.0, norm))
@@ -113,20 +113,20 @@ def _log_softmax(v: Call, slot: int) -> str:
 
 # -- norms: x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂ ---------------
 # dx = r·(s − mean(s) − x̂·mean(s·x̂)), with means over the same axes (Ba et al., Layer Normalization, 2016; derived for
-# a batch by Ioffe & Szegedy, Batch Normalization, 2015). Without centring, the term mean(s) is absent.
+# a batch by Ioffe & Szegedy, Batch Normalization, 2015). Without centering, the term mean(s) is absent.
 
 
-def _normal(v: Call, axes: Sequence[int]) -> tuple[str, str, DType]:
+def _normalized(v: Call, axes: Sequence[int]) -> tuple[str, str, DType]:
     """Return x̂, r and their type.
 
-    Outputs 1 and 2 of a LayerNormalization give them; for float64 recompute, since they are float32 at most.
+    Outputs 1 and 2 of a LayerNormalization have mean and r in at most float32; float64 recomputes them.
     """
-    centred, double = v.op.op_type == "LayerNormalization", v.dtype(0) is DType.DOUBLE
+    centered, double = v.op.op_type == "LayerNormalization", v.dtype(0) is DType.DOUBLE
     dtype = DType.DOUBLE if double else DType(v.attr("stash_type", DType.FLOAT.code))
     x = v.b.cast(v.x(0), dtype)
-    if centred and not double:
+    if centered and not double:
         return v.do("Mul", v.do("Sub", x, v.y(1)), v.y(2)), v.y(2), dtype
-    if centred:
+    if centered:
         x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
     variance = v.b.reduce("ReduceMean", v.do("Mul", x, x), axes, keepdims=True)
     epsilon = v.b.scalar(v.attr("epsilon", 1e-5), dtype)
@@ -136,17 +136,17 @@ def _normal(v: Call, axes: Sequence[int]) -> tuple[str, str, DType]:
 
 def _norm_x(v: Call, slot: int) -> str:
     axes = range(v.axis(-1), v.rank(0))
-    xh, r, dtype = _normal(v, axes)
+    xh, r, dtype = _normalized(v, axes)
     s = v.do("Mul", *[v.b.cast(x, dtype, of=v.dtype()) for x in (v.g, v.x(1))])
-    along = v.b.reduce("ReduceMean", v.do("Mul", s, xh), axes, keepdims=True)
-    rest = v.do("Sub", s, v.do("Mul", xh, along))
+    projection = v.b.reduce("ReduceMean", v.do("Mul", s, xh), axes, keepdims=True)
+    rest = v.do("Sub", s, v.do("Mul", xh, projection))
     if v.op.op_type == "LayerNormalization":
         rest = v.do("Sub", rest, v.b.reduce("ReduceMean", s, axes, keepdims=True))
     return v.b.cast(v.do("Mul", r, rest), v.dtype(), of=dtype)
 
 
 def _norm_scale(v: Call, slot: int) -> str:
-    xh, _, dtype = _normal(v, range(v.axis(-1), v.rank(0)))
+    xh, _, dtype = _normalized(v, range(v.axis(-1), v.rank(0)))
     product = v.do("Mul", v.b.cast(v.g, dtype, of=v.dtype()), xh)
     return v.b.cast(v.sum_to(product, slot), v.dtype(), of=dtype)
 
@@ -157,15 +157,15 @@ def _dropout(v: Call, slot: int) -> str:
     if training is not None and not training:
         return v.g
     ratio = v.b.cast(v.x(1), v.dtype(0)) if v.has(1) else v.number(0.5)
-    grown = v.do("Where", v.y(1), v.do("Div", v.g, v.do("Sub", 1.0, ratio)), 0.0)
-    return grown if training is not None else v.b.op("Where", v.x(2), grown, v.g)
+    scaled = v.do("Where", v.y(1), v.do("Div", v.g, v.do("Sub", 1.0, ratio)), 0.0)
+    return scaled if training is not None else v.b.op("Where", v.x(2), scaled, v.g)
 
 
 _SETTINGS = Stop("ratio and mode are settings")
 _AXES = Stop("axes are integers")
 
 ROWS: Rows = {
-    "ReduceSum": row(lambda v, slot: _spread(v, _kept(v, v.g)), _AXES),
+    "ReduceSum": row(lambda v, slot: _expanded(v, _kept(v, v.g)), _AXES),
     "ReduceMean": row(_mean, _AXES),
     "GlobalAveragePool": row(_mean),
     "ReduceMax": row(_extreme, _AXES),
@@ -175,7 +175,7 @@ ROWS: Rows = {
     "ReduceL1": row(lambda v, slot: v.do("Mul", _kept(v, v.g), v.do("Sign", v.x(0))), _AXES),
     "ReduceL2": row(_l2, _AXES),
     "ReduceSumSquare": row(lambda v, slot: v.do("Mul", v.do("Mul", _kept(v, v.g), 2.0), v.x(0)), _AXES),
-    "ReduceLogSum": row(lambda v, slot: _spread(v, v.do("Div", _kept(v, v.g), v.do("Exp", _kept(v, v.y())))), _AXES),
+    "ReduceLogSum": row(lambda v, slot: _expanded(v, v.do("Div", _kept(v, v.g), v.do("Exp", _kept(v, v.y())))), _AXES),
     "ReduceLogSumExp": row(
         lambda v, slot: v.do("Mul", _kept(v, v.g), v.do("Exp", v.do("Sub", v.x(0), _kept(v, v.y())))), _AXES
     ),

@@ -1,22 +1,22 @@
-"""Rows of the table of VJPs, the `Call` that their functions receive, and the ops on paths to a loss.
+"""Rows of the VJP table, the `Call` that their functions receive, and the ops on paths to a loss.
 
-To write a row: give one entry per formal input (`row(…)`). An entry is one of
+A row has one entry per formal input (`row(…)`). An entry is one of
 
-- a function `(v: Call, slot: int) -> str`. It appends the gradient of that input, of the input's shape and element
+- a function `(v: Call, slot: int) -> str`, which appends the gradient of that input, with the input's shape and element
   type, and returns its name.
-- `Stop(because)`: the derivative is zero wherever it exists (Floor, indices, a mask), or the input is a setting.
-- `Joint()`: computed with other inputs and captured values, by the row's `together` (Scan, Loop).
+- `Stop(reason)`: the derivative is zero wherever it exists (Floor, indices, a mask), or the input is a setting.
+- `Joint()`: the row's `together` computes it along with other inputs and captured values (Scan, Loop).
 
-`v` is the op (`Call`): `v.g` the gradient of its first output, `v.x(i)` and `v.y(i)` names of inputs and outputs,
-`v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`. `v.do(op, …)` appends an op,
-with numbers as constants of the input's type. `v.b` is the `Builder`, with methods for forms that differ between
-opsets. Equal nodes are appended once, so the entries of a row may repeat shared terms. `v.sum_to(gradient, slot)`
-reverses a broadcast; `v.shared(gradient, count)` divides for a mean. Dims may be symbolic or unknown: use static
-dims, else compute shapes in the graph (`v.b.shape_of`), else raise `v.error(…)`. An integer or bool input needs an
-entry only as a placeholder.
+`v` is the op (`Call`): `v.g` is the gradient of its first output, `v.x(i)` and `v.y(i)` are names of inputs and
+outputs; there are `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`. `v.do(op, …)`
+appends an op, with numbers as constants of the input's type. `v.b` is the `Builder`, with methods for forms that differ
+between opsets. Equal nodes are appended once, so the entries of a row can repeat common terms. `v.sum_to(gradient, slot)`
+reverses a broadcast; `v.divided(gradient, count)` divides for a mean. Dims can be symbolic or unknown: use static dims,
+or compute shapes in the graph (`v.b.shape_of`), or raise `v.error(…)`. An integer or bool input needs an entry only as
+a placeholder.
 
-Each family is a module with `ROWS` and a test that compares every row with central differences in float64. An
-operator without a row, but with a function body in onnx, is replaced by the body (`gradients`).
+Each family is a module with `ROWS`, and a test compares every row with central differences in float64. An operator
+without a row but with a function body in onnx is replaced by the body (`gradients`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.builder import Builder, Shape, known_dims
+from amp_rewrite.rewrite.autodiff.builder import Builder, Shape, fixed_dims
 
-_OF_TORCH = "pkg.torch.onnx.fx_node"
-"""Metadata in which PyTorch's exporter records what a node computes."""
+_TORCH_METADATA = "pkg.torch.onnx.fx_node"
+"""Metadata in which PyTorch's exporter records the origin of a node."""
 _ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 
 
@@ -46,7 +46,7 @@ _ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 class Stop:
     """No gradient passes: the derivative is zero wherever it exists, or the input is a setting."""
 
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Joint:
 
 
 Partial = Callable[["Call", int], str]
-"""Append the gradient of one input, given by its slot, and return its name; called only if needed."""
+"""Appends the gradient of the input in a slot and returns its name; called only if needed."""
 
 Entry = Partial | Joint | Stop
 
 Together = Callable[["Call", Sequence[int], Sequence[str]], Sequence[str]]
-"""Append the gradients of the inputs in these slots and of these captured values; return their names."""
+"""Appends the gradients of the inputs in these slots and of these captured values; returns their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class GradientRule:
     together: Together | None = None
 
     def entry(self, slot: int) -> Entry:
-        """Entry of an actual input."""
+        """Return the entry of an actual input."""
         return self.inputs[min(slot, len(self.inputs) - 1)]
 
 
@@ -86,18 +86,18 @@ def row(*inputs: Entry, outputs: int = 1) -> GradientRule:
 
 
 Backward = Callable[[Builder, Mapping[str, str], Sequence[str]], Mapping[str, str]]
-"""Append a backward pass to a builder, from gradients of some values to those of others, all by name."""
+"""Appends a backward pass to a builder, from the gradients of some values to those of others, all by name."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One op of the forward pass, and the builder through which nodes are appended."""
+    """One op of the forward pass, and the builder to which nodes are appended."""
 
     b: Builder
     op: Op
 
     def x(self, slot: int) -> str:
-        """Name of a required input."""
+        """Return the name of a required input."""
         name: str = self.op.node.input[slot]
         assert name
         return name
@@ -107,7 +107,7 @@ class Forward:
         return slot < len(self.op.inputs) and self.op.inputs[slot] is not None
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Value of an attribute, with text decoded; the default if absent."""
+        """Return the value of an attribute, with text decoded; the default if it is absent."""
         proto = attribute(self.op.node, name)
         if proto is None:
             return default
@@ -116,39 +116,39 @@ class Forward:
 
     @property
     def torch_op(self) -> str:
-        """Operator of PyTorch that the op was exported from, such as "max.dim"; "" if it is not recorded."""
-        text = next((entry.value for entry in self.op.node.metadata_props if entry.key == _OF_TORCH), "")
-        found = _ATEN.search(text)
-        return found[1] if found else ""
+        """The PyTorch operator from which the op was exported, such as "max.dim"; "" if it is not recorded."""
+        text = next((entry.value for entry in self.op.node.metadata_props if entry.key == _TORCH_METADATA), "")
+        match = _ATEN.search(text)
+        return match[1] if match else ""
 
     def shape(self, slot: int) -> Shape | None:
-        """Shape of an input; None if its rank is unknown."""
+        """Return the shape of an input; None if its rank is unknown."""
         return self.b.shape(self.x(slot))
 
     def dims(self, slot: int, what: str) -> tuple[int, ...]:
-        """Fully known shape of an input; GradientError, which names the purpose `what`, if unknown."""
-        dims = known_dims(self.shape(slot))
+        """Return the fixed shape of an input; if dims are unknown, GradientError with the purpose `what`."""
+        dims = fixed_dims(self.shape(slot))
         if dims is None:
             raise self.error(f"{what} needs the shape of input {self.x(slot)!r}; declare fixed dims for the inputs")
         return dims
 
     def rank(self, slot: int = 0) -> int:
-        """Rank of an input; GradientError if unknown."""
+        """Return the rank of an input; GradientError if it is unknown."""
         shape = self.shape(slot)
         if shape is None:
             raise self.error(f"the rank of input {self.x(slot)!r} is unknown; declare the shapes of the inputs")
         return len(shape)
 
     def axis(self, default: int) -> int:
-        """The attribute `axis`, counted from the front of the first input's shape."""
-        return positive(self.attr("axis", default), self.rank())
+        """Return the attribute `axis` as a nonnegative axis of the first input."""
+        return from_front(self.attr("axis", default), self.rank())
 
     def dtype(self, slot: int = 0) -> DType:
-        """Element type of an input; GradientError if unknown."""
+        """Return the element type of an input; GradientError if it is unknown."""
         return self.b.element_type(self.x(slot))
 
     def constant(self, slot: int) -> Array | None:
-        """Values of a constant input; None if it is absent or not constant."""
+        """Return the numbers of a constant input; None if it is absent or not constant."""
         return self.b.constant_of(self.x(slot)) if self.has(slot) else None
 
     def joined(self, parts: Sequence[str], axis: int) -> str:
@@ -175,22 +175,22 @@ class Call(Forward):
 
     @property
     def g(self) -> str:
-        """Name of the gradient of the first output."""
+        """The name of the gradient of the first output."""
         assert self.gradients[0] is not None
         return self.gradients[0]
 
     @property
     def narrow(self) -> str:
-        """The gradient of the first output before it was expanded, for ops beside another operand of its shape."""
+        """The gradient of the first output before it was expanded, for ops that broadcast it with another operand."""
         return self.b.narrow(self.g)
 
     def y(self, slot: int = 0) -> str:
-        """Name of an output; an absent optional output is added to the node."""
+        """Return the name of an output; an absent optional output is added to the node."""
         return self.b.extra_output(self.position, slot)
 
     @property
     def out_shape(self) -> Shape | None:
-        """Shape of the first output; None if its rank is unknown."""
+        """The shape of the first output; None if its rank is unknown."""
         return self.b.shape(self.op.node.output[0])
 
     def do(self, op_type: str, *inputs: str | float, **attributes: Any) -> str:
@@ -198,35 +198,32 @@ class Call(Forward):
         return self.b.op(op_type, *[self.number(i) for i in inputs], **attributes)
 
     def number(self, value: str | float) -> str:
-        """Name of a constant of the type of the op's first input; a name is returned as is."""
+        """Append a constant of the type of the op's first input; a name is returned unchanged."""
         return value if isinstance(value, str) else self.b.scalar(value, self.dtype(0))
 
     def typed(self, x: str) -> str:
         """Append a Cast to the type of the op's first input."""
         return self.b.op("Cast", x, to=self.dtype(0).code)
 
-    def part(self, shape: str, begin: int, end: int) -> str:
+    def shape_part(self, shape: str, begin: int, end: int) -> str:
         """Append a Slice of a shape, from `begin` to `end`."""
         return self.b.op("Slice", shape, self.b.ints([begin]), self.b.ints([end]))
 
-    def counted(self, count: int | str) -> str:
-        """Append a Range from 0 to a number or a value, int64."""
+    def arange(self, count: int | str) -> str:
+        """Append an int64 Range from 0 to a number or a value."""
         zero = self.b.scalar(0, DType.INT64)
         end = count if isinstance(count, str) else self.b.scalar(count, DType.INT64)
         return self.b.op("Range", zero, end, self.b.scalar(1, DType.INT64))
 
     def sum_to(self, gradient: str, slot: int) -> str:
-        """Sum a gradient of output 0's shape over the axes along which an input was broadcast.
-
-        Axes known only at run time are compared there.
-        """
+        """Sum a gradient of output 0's shape over the axes along which an input was broadcast."""
         return sum_to(self.b, gradient, self.out_shape, self.x(slot))
 
-    def shared(self, gradient: str, count: int | str) -> str:
+    def divided(self, gradient: str, count: int | str) -> str:
         """Divide a gradient of the type of input 0 by a number, or by the product of the dims in a value.
 
-        The product is computed as a sum of ones on the gradient's device, which avoids a copy from host to device.
-        Low types divide in float32, because they cannot represent large integers.
+        The product is computed as a sum of ones on the gradient's device, to avoid a copy from host to device. Low
+        types divide in float32, since they cannot represent large integers.
         """
         own = self.dtype(0)
         wide = DType.FLOAT if own.low else own
@@ -241,19 +238,22 @@ class Call(Forward):
         return self.b.zeros_like(self.x(slot), self.dtype(slot))
 
 
-def positive(axis: int, rank: int) -> int:
-    """Count an axis from the front."""
+def from_front(axis: int, rank: int) -> int:
+    """Return an axis as a nonnegative number."""
     return axis + rank if axis < 0 else axis
 
 
 def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
-    """Sum a gradient of this shape over the axes along which `x` was broadcast to it."""
+    """Sum a gradient of this shape over the axes along which `x` was broadcast to it.
+
+    Unknown dims are compared at run time.
+    """
     known = b.shape(x)
     axes = _broadcast_axes(known, shape)
     if axes is not None and known is not None and shape is not None:
         summed = b.reduce("ReduceSum", gradient, axes, keepdims=True)
         return b.squeeze(summed, range(len(shape) - len(known)))
-    # ranks may be unknown, so shapes are compared at run time
+    # even the ranks may be unknown
     own, full = b.op("Shape", x), b.op("Shape", gradient)
     missing = b.op("Sub", b.op("Shape", full), b.op("Shape", own))
     ones = b.op("ConstantOfShape", missing, value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [1], [1]))
@@ -264,16 +264,16 @@ def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
 
 
 def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
-    """Axes of `shape` along which `own` is repeated; None if the dims do not decide it."""
+    """Return the axes of `shape` along which `own` is broadcast; None if unknown dims leave it open."""
     if own is None or shape is None:
         return None
     dropped = len(shape) - len(own)
     axes = list(range(dropped))
-    for axis, (mine, full) in enumerate(zip(own, shape[dropped:], strict=True), start=dropped):
-        if mine == 1:
+    for axis, (dim, full) in enumerate(zip(own, shape[dropped:], strict=True), start=dropped):
+        if dim == 1:
             axes += [axis] if full != 1 else []
-        elif not isinstance(mine, int) and full != 1 and (mine is None or mine != full):
-            return None  # may be 1 here and more there
+        elif not isinstance(dim, int) and full != 1 and (dim is None or dim != full):
+            return None  # one may be 1 and the other larger
     return axes
 
 
@@ -281,54 +281,54 @@ Rows = Mapping[str, GradientRule]
 """Rows by kind of op."""
 
 END = (1 << 63) - 1
-"""End of a Slice behind every axis."""
+"""The end of a Slice that reaches the end of any axis."""
 
 ALL_OUTPUTS = 1 << 30
-"""`outputs` of a row in which every output may have a gradient."""
+"""`outputs` of a row whose outputs may all have gradients."""
 
 
 # -- paths from parameters to a loss ---------------------------------------------------------------
 
 STOP = "amp_rewrite.stop_gradient"
-"""Metadata of a node that passes no gradient, as `detach` of PyTorch."""
+"""Metadata of a node that passes no gradient, like `detach` in PyTorch."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Ops of one scope that gradients pass, and the values that receive them.
+    """The ops of one scope through which gradients pass, and the values that receive them.
 
-    `slots`: input slots of each op that need a gradient. `captured`: values that its bodies read from outside.
+    `slots`: the input slots of each op that need a gradient. `captured`: the values that its bodies read from outside.
     """
 
     view: View
     slots: Mapping[OpId, tuple[int, ...]]
     captured: Mapping[OpId, tuple[ValueId, ...]]
     reached: Mapping[ValueId, OpId | None]
-    """Values that depend on a parameter, each with its producer on the path; None for the parameters."""
+    """The values that depend on a parameter, each with its producer on the path; None for the parameters."""
     readers: Mapping[ValueId, OpId | None]
-    """Values that the loss depends on, each with its next op on the path; None for the loss."""
+    """The values on which the loss depends, each with its next op on the path; None for the loss."""
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Ops on the paths, in topological order."""
+        """The ops on the paths, in topological order."""
         return tuple(self.view.ops[op] for op in sorted(self.slots))
 
     def through(self, op: Op) -> str:
-        """Text of a path from a parameter to the loss through the op."""
-        start = self._end(op, self.received, self.reached)
+        """Describe a path from a parameter to the loss through the op."""
+        start = self._end(op, self.receivers, self.reached)
         end = self._end(op, lambda op: op.outputs, self.readers)
         return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
 
-    def received(self, op: Op) -> list[ValueId | None]:
-        """Values with a gradient from the op."""
+    def receivers(self, op: Op) -> list[ValueId | None]:
+        """Return the values that receive a gradient from the op."""
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
     def _end(
-        self, op: Op, ways: Callable[[Op], Iterable[ValueId | None]], next_op: Mapping[ValueId, OpId | None]
+        self, op: Op, neighbors: Callable[[Op], Iterable[ValueId | None]], next_op: Mapping[ValueId, OpId | None]
     ) -> str:
-        """Name of a parameter or of the loss at the end of a walk."""
+        """Return the name of the parameter or loss at the end of a walk."""
         while True:
-            value = next(v for v in ways(op) if v is not None and v in next_op)
+            value = next(v for v in neighbors(op) if v is not None and v in next_op)
             op_id = next_op[value]
             if op_id is None:
                 return str(self.view.value_name(value))
@@ -338,8 +338,8 @@ class Paths:
 def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
     """Return the paths of gradients from `losses` to `wrt` inside one scope. O(nodes + uses).
 
-    A path never crosses a `Stop` entry, a node marked by `STOP`, or a value that is not floating. An op without a row
-    passes everything.
+    A path does not cross a `Stop` entry, a node marked with `STOP`, or a value that is not floating-point. Gradients
+    pass an op without a row.
     """
     reached: dict[ValueId, OpId | None] = dict.fromkeys(wrt)
     slots: dict[OpId, tuple[int, ...]] = {}
@@ -347,15 +347,14 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
     for op_id in view.scopes[scope].ops:
         op = view.ops[op_id]
         row = rows.get(op.kind)
-        open_ = tuple(
-            i for i, v in enumerate(op.inputs) if v in reached and not (row and isinstance(row.entry(i), Stop))
-        )
-        inside = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
+        read = (i for i, v in enumerate(op.inputs) if v in reached)
+        differentiable = tuple(i for i in read if not (row and isinstance(row.entry(i), Stop)))
+        captured_here = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
         if any(entry.key == STOP for entry in op.node.metadata_props):
             continue
         results = [v for v in op.outputs if v is not None and floating(view, v)]
-        if (open_ or inside) and results:
-            slots[op_id], captured[op_id] = open_, inside
+        if (differentiable or captured_here) and results:
+            slots[op_id], captured[op_id] = differentiable, captured_here
             for result in results:
                 reached.setdefault(result, op_id)
     readers: dict[ValueId, OpId | None] = dict.fromkeys(losses)
@@ -363,7 +362,7 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
     for op_id in reversed(view.scopes[scope].ops):
         op = view.ops[op_id]
         if op_id in slots and any(v in readers for v in op.outputs):
-            for value in route.received(op):
+            for value in route.receivers(op):
                 assert value is not None
                 readers.setdefault(value, op_id)
         elif op_id in slots:
@@ -372,13 +371,13 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
 
 
 def floating(view: View, value: ValueId) -> bool:
-    """True if gradients may pass the value: its type is floating or unknown."""
+    """True if the value can have a gradient: its type is floating-point or unknown."""
     dtype = view.dtype(value)
     return dtype is None or dtype.floating
 
 
-def nested(view: View, scopes: Iterable[ScopeId]) -> Iterator[ScopeId]:
-    """These bodies and the bodies inside them, level by level."""
+def nested_scopes(view: View, scopes: Iterable[ScopeId]) -> Iterator[ScopeId]:
+    """Yield these bodies and the bodies inside them, level by level."""
     pending = list(scopes)
     for scope in pending:
         yield scope
@@ -386,8 +385,8 @@ def nested(view: View, scopes: Iterable[ScopeId]) -> Iterator[ScopeId]:
 
 
 def captures(view: View, op: Op) -> Iterator[ValueId]:
-    """Values that the bodies of an op read from outside, each once, in order of first use."""
-    inner = list(nested(view, op.bodies))
+    """Return the values that the bodies of an op read from outside, each once, in order of first use."""
+    inner = list(nested_scopes(view, op.bodies))
     seen: dict[ValueId | None, None] = {}
     for scope in inner:
         for op_id in view.scopes[scope].ops:
