@@ -10,10 +10,10 @@ A row has one entry per formal input (`row(…)`). An entry is one of
 `v` is the op (`Call`): `v.g` is the gradient of its first output, `v.x(i)` and `v.y(i)` are names of inputs and
 outputs; there are `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`. `v.do(op, …)`
 appends an op, with numbers as constants of the input's type. `v.b` is the `Builder`, with methods for forms that differ
-between opsets. Equal nodes are appended once, so the entries of a row can repeat common terms. `v.sum_to(gradient, slot)`
-reverses a broadcast; `v.divided(gradient, count)` divides for a mean. Dims can be symbolic or unknown: use static dims,
-or compute shapes in the graph (`v.b.shape_of`), or raise `v.error(…)`. An integer or bool input needs an entry only as
-a placeholder.
+between opsets. Equal nodes are appended once, so the entries of a row can repeat common terms.
+`v.sum_to(gradient, slot)` reverses a broadcast; `v.divided(gradient, count)` divides for a mean. Dims can be symbolic
+or unknown: use static dims, or compute shapes in the graph (`v.b.shape_of`), or raise `v.error(…)`. An integer or bool
+input needs an entry only as a placeholder.
 
 Each family is a module with `ROWS`, and a test compares every row with central differences in float64. An operator
 without a row but with a function body in onnx is replaced by the body (`gradients`).
