@@ -29,7 +29,6 @@ _BALANCE = 1e-4
 _NEIGHBOURS = 64
 _DIFFERENCE = "a difference of squares and products, much smaller than these"
 _LEVEL = "its weights sum to zero: it takes the difference of values on one level"
-_STEP = "a difference of neighbors on one level"
 _INVERSES = ("Pow", "Reciprocal")
 """Ops that divide by their first input, a power by its exponent."""
 _DOWN = 2.0**-5
@@ -111,8 +110,6 @@ class Readers:
         if shared and apart and not (a.constant or b.constant or relative):
             self.shared |= reach(shared, self._picked, lambda v: v not in self.shared)
             yield from (Asked(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
-        if apart and len(lines) == 1 and not relative and a.placed and b.placed:
-            yield from (Asked(v, Need.DIGITS, _STEP) for v in op.operands)
         many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.integers
         if apart and many and a.raw and b.raw:
             yield from (Asked(v, Need.EXACT) for v in op.operands)
