@@ -1,24 +1,16 @@
-"""Sizes of values, and operations of products, convolutions, recurrent ops and attention, from shapes.
-
-Each summed product counts 2. Sources: ONNX's operator documentation, and onnxruntime 1.31.1's for its own operators,
-of which those count that exporters write. onnx infers no shape for their results, so they count by their inputs.
-"""
+"""Sizes of values and lengths of sums, from shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation, int_attribute
-from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT
 from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 UNKNOWN_SIZE = 1 << 16
 """Elements of a value without a known shape that is made from no value with one."""
-_MOST = 1e60  # operations; more are no measure of an op, but of hostile dims
 FREE = 4096
 """What a free dimension counts as in a number of elements that are added up."""
 _MANY = 1 << 60
@@ -106,111 +98,3 @@ def summed_labels(op: Op) -> list[list[tuple[int, str]]]:
     parts = [labels.partition("...") for labels in operands]
     axes = ((*enumerate(front), *enumerate(back, -len(back))) for front, _, back in parts)
     return [[(at, label) for at, label in own if label not in result] for own in axes]
-
-
-def flops(view: View, op: Op) -> float:
-    """Return the operations of an op, exact for known shapes; 0 for other ops, and if attributes contradict shapes."""
-    count = _COUNTS.get(op.kind)
-    try:
-        known = count(view, op) if count is not None else 0.0
-    except (ArithmeticError, IndexError):  # a stride or a group of 0, sizes beyond all floats
-        return 0.0
-    return known if 0 <= known < _MOST else 0.0
-
-
-def _dimension(view: View, value: ValueId | None, axis: int) -> int:
-    if value is None:
-        return 0
-    dims = shape(view, value)
-    return dims[axis] if -len(dims) <= axis < len(dims) else UNKNOWN_DIMENSION
-
-
-def _summed(view: View, op: Op) -> float:
-    shapes = [shape(view, value) or None for value in (op.inputs if op.kind == "Einsum" else op.inputs[:1])]
-    return 2.0 * size(view, op.outputs[0]) * summed_terms(op, shapes)
-
-
-def _factors(view: View, op: Op) -> float:
-    """Count a product without a known result: each element of one factor meets rows or columns of the other."""
-    first, second = op.inputs[0], op.inputs[1]
-    along = -1 if int_attribute(op.node, "transA", 0) else -2
-    across = -2 if int_attribute(op.node, "transB", 0) else -1
-    rows = _dimension(view, first, along) if len(shape(view, first)) != 1 else 1
-    return 2.0 * max(size(view, first) * _dimension(view, second, across), size(view, second) * rows)
-
-
-def _convolution(view: View, op: Op) -> float:
-    around = op.inputs[0] if op.op_type == "ConvTranspose" else op.outputs[0]
-    return 2.0 * size(view, around) * prod(shape(view, op.inputs[1])[1:])
-
-
-def _recurrent(view: View, op: Op) -> float:
-    steps = prod(shape(view, op.inputs[0])[:2])
-    return 2.0 * steps * (size(view, op.inputs[1]) + size(view, op.inputs[2]))
-
-
-def _attention(view: View, op: Op, past: int) -> float:
-    """Count attention over projected queries, alone or packed with keys and values; `past`: the input of past keys."""
-    query, key = op.inputs[0], op.inputs[1] if len(op.inputs) > 1 else None
-    elements = float(size(view, query))
-    if key is None:
-        heads = int_attribute(op.node, "num_heads", 1)
-        elements *= heads / (heads + 2 * int_attribute(op.node, "kv_num_heads", heads))
-    new = key if key is not None else query
-    length = _dimension(view, new, 2 if len(shape(view, new)) == 4 else 1)
-    return 4.0 * elements * (length + _dimension(view, op.inputs[past] if past < len(op.inputs) else None, -2))
-
-
-_COUNTS: Mapping[str, Callable[[View, Op], float]] = {
-    **dict.fromkeys(PRODUCTS, _summed),
-    **dict.fromkeys(RECURRENT, _recurrent),
-    **dict.fromkeys(("Conv", "ConvTranspose"), _convolution),
-    "Attention": partial(_attention, past=4),
-    "com.microsoft::MultiHeadAttention": partial(_attention, past=6),
-    "com.microsoft::GroupQueryAttention": partial(_attention, past=3),
-    **{f"com.microsoft::{name}": _factors for name in ("Attention", "FusedGemm", "FusedMatMul", "GemmFastGelu")},
-    "com.microsoft::MatMulNBits": lambda view, op: 2.0 * size(view, op.inputs[0]) * int_attribute(op.node, "N", 0),
-}
-
-
-# -- tensor cores ------------------------------------------------------------------------------------
-
-# A row of this many 16-bit elements is 16 bytes, the unit of tensor core loads: NVIDIA, Matrix Multiplication
-# Background User's Guide, "Tensor Core Requirements".
-ALIGNED = 8
-_LARGE = 256
-"""From this size on, NVIDIA asks for multiples of 8 only (TensorFlow's mixed precision guide)."""
-_NAMED = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
-"""Names of the dimensions of a weight: the last two of a matrix, the first two of a convolution."""
-
-
-def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
-    """Return the names of low products with a fixed dimension off multiples of 8, in order. O(nodes).
-
-    Keys are the kind of op, the dimension and its size.
-    """
-    groups: dict[tuple[str, str, int], list[str]] = {}
-    for op in view.ops:
-        types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
-        if next((dtype for dtype in types if dtype is not None and dtype.floating), None) is low:
-            for dimension, size in _aligned_dimensions(view, op):
-                if size is not None and size % ALIGNED:
-                    groups.setdefault((op.kind, dimension, size), []).append(op.name)
-    return groups
-
-
-def _aligned_dimensions(view: View, op: Op) -> Iterable[tuple[str, int | None]]:
-    weight = shape_of(view, op.inputs[1]) if op.kind in _NAMED and len(op.inputs) > 1 else None
-    if weight is None or len(weight) < 2:
-        return ()
-    if op.kind in ("Conv", "ConvTranspose"):
-        depthwise = weight[1] == 1  # off tensor cores
-        return () if depthwise else zip(_NAMED[op.kind], weight[:2], strict=True)
-    names = reversed(_NAMED[op.kind]) if int_attribute(op.node, "transB", 0) else _NAMED[op.kind]
-    return zip(names, weight[-2:], strict=True)
-
-
-def better_size(size: int) -> int:
-    """Return the next good size for tensor cores: a power of two below 256, else a multiple of 8."""
-    power = 1 << max(size - 1, ALIGNED - 1).bit_length()
-    return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED

@@ -18,7 +18,6 @@ import onnx.defs
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.gate import kernel_types
 from amp_rewrite.decide.reasons import Strength
-from amp_rewrite.decide.sizes import better_size, misaligned
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model, ModelSource
@@ -35,6 +34,7 @@ from amp_rewrite.reports.render import blocks, count, shortened, size
 from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FLOATING
+from amp_rewrite.reports.work import better_size, misaligned
 from amp_rewrite.runtime.faults import CUDA
 from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, again, install, installation_fault, packages, uninstall

@@ -10,7 +10,6 @@ import onnx
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import Coloring
-from amp_rewrite.decide.sizes import flops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, count, share
 from amp_rewrite.files.model import Model
@@ -19,6 +18,7 @@ from amp_rewrite.ir.op_classes import COPIES, RECURRENT
 from amp_rewrite.ir.ops import row_of
 from amp_rewrite.ir.schema import is_runtime_only, normal_domain
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
+from amp_rewrite.reports.work import flops
 from amp_rewrite.runtime.faults import DtypeOf
 from amp_rewrite.runtime.kernels import release_number
 from amp_rewrite.runtime.providers import (

@@ -24,6 +24,7 @@ from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
 from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature, ValueType, default_attributes
 from amp_rewrite.ir.view import MAIN, Op, OpId, Use, ValueId, View
+from amp_rewrite.reports import work
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.rewrite.passes.inline import inlined
@@ -330,7 +331,7 @@ class _ReportBuilder:
         heavy = (at for at in floats if (rows[at].color == "allow" if rows[at].color else rows[at].op in HEAVY))
         computing = [at for at in heavy if at not in integer]
         compute = [rows[at] for at in computing]
-        flops = [min(round(sizes.flops(self.view, self.view.ops[at])), _MOST) for at in computing]
+        flops = [min(round(work.flops(self.view, self.view.ops[at])), _MOST) for at in computing]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)

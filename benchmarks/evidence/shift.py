@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import amp_rewrite
-from amp_rewrite.decide import sizes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.pipeline.measured import shift_draft
+from amp_rewrite.reports.work import flops
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
@@ -383,7 +383,7 @@ def _share(converted: amp_rewrite.Converted) -> float:
     view = View.of(Model.load(converted.model))
     whole = low = 0.0
     for op in view.ops:
-        work = sizes.flops(view, op)
+        work = flops(view, op)
         whole += work
         dtypes = [dtype for v in op.operands if (dtype := view.dtype(v)) is not None and dtype.floating]
         low += work if dtypes and all(dtype.low for dtype in dtypes[:2]) else 0.0

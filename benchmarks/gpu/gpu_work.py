@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from amp_rewrite import Model, View
-from amp_rewrite.decide import sizes
 from amp_rewrite.ir.view import Op
+from amp_rewrite.reports.work import flops
 
 
 def flops_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> float:
@@ -19,7 +19,7 @@ def flops_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> 
     """
     view = View.of(Model.load(_shaped(_fixed(_with_weights_as_inputs(stripped), inputs))))
     weights = {tensor.name for tensor in stripped.graph.initializer}
-    return sum(sizes.flops(view, op) for op in _live(view, weights) if not op.bodies)
+    return sum(flops(view, op) for op in _live(view, weights) if not op.bodies)
 
 
 def _live(view: View, weights: set[str]) -> Iterator[Op]:

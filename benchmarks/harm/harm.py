@@ -44,6 +44,7 @@ import onnx
 
 from amp_rewrite import AmpRewriteError, DType, Feed, Model, View, convert, emulate
 from amp_rewrite.decide import sizes
+from amp_rewrite.reports import work
 from benchmarks.shared import measure
 from support import objections, stub
 from support.rounded_products import relative_error, rounded_products
@@ -304,7 +305,7 @@ def _size(path: Path, to: DType, on_cuda: int | None) -> Size:
         casts += op.kind == "Cast"
         values = [v for v in (*op.inputs, *op.outputs) if v is not None]
         typed = [(v, dtype) for v in values if (dtype := view.dtype(v)) is not None and dtype.floating]
-        flops = sizes.flops(view, op)
+        flops = work.flops(view, op)
         total += flops
         low += flops if typed and typed[0][1].low else 0.0
         for value, dtype in typed:

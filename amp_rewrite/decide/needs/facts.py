@@ -62,7 +62,10 @@ def _largest_if_all(numbers: Sequence[float | None]) -> float | None:
 
 
 class Fact(NamedTuple):
-    """Knowledge of a value. A fact without a join is lost when values meet."""
+    """Knowledge of a value. A fact without a join is lost when values meet; one with a join passes sums and products.
+
+    `needs/arithmetic.py` sets those that an operation changes or ends.
+    """
 
     # -- size ----------------------------------------------------------------------------------------
     low: Annotated[float, min] = -INF

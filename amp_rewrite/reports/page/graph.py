@@ -14,12 +14,14 @@ from itertools import pairwise, takewhile
 import networkx as nx
 from onnx import NodeProto
 
-from amp_rewrite.decide import reasons, sizes
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.sizes import shape
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.reports.page.page import Figure, element
 from amp_rewrite.reports.render import cut, plain
 from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, LOW, NO_ROW, CastRow, Change, ReportData, Row
+from amp_rewrite.reports.work import flops
 from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
@@ -119,7 +121,7 @@ class _Graph:
             "rules": rules,
         }
         if self.view is not None:
-            data["flops"] = [round(sizes.flops(self.view, op)) for op in self.view.ops]
+            data["flops"] = [round(flops(self.view, op)) for op in self.view.ops]
         if self.changes:
             data |= {"inventory": self.report.inventory, "changes": self._changed()}
         return data | {"words": list(self.words)}
@@ -434,7 +436,7 @@ _INPUTS = 4
 def input_shapes(view: View) -> str:
     """Return the shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
     inputs = [v for v in view.scopes[MAIN].inputs if view.values[v].tensor is None]
-    stated = [f"{view.value_name(v)} {'×'.join(map(str, sizes.shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
+    stated = [f"{view.value_name(v)} {'×'.join(map(str, shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
     more = [f"{len(inputs) - _INPUTS} more"] if len(inputs) > _INPUTS else []
     return "with " + ", ".join(stated + more) if stated else ""
 

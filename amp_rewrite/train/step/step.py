@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.decide.sizes import ALIGNED, better_size, misaligned
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, count
 from amp_rewrite.files.casting import Array
@@ -24,6 +23,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
+from amp_rewrite.reports.work import ALIGNED, better_size, misaligned
 from amp_rewrite.rewrite.autodiff.lowering.forms import at_gradient_opset
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.rewrite.passes.inline import inlined

@@ -4,8 +4,8 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.sizes import _COUNTS, flops
 from amp_rewrite.ir.view import View
+from amp_rewrite.reports.work import _COUNTS, flops
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
