@@ -1,9 +1,9 @@
-"""Loss scales: a factor on the loss to keep float16 gradients from underflowing, and its adaptation.
+"""Loss scales: a factor on the loss that keeps float16 gradients from underflowing, and its adaptation.
 
 Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
-those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). Keras 3 differs: its dynamic scale has
-no lower and no upper bound. `scale_after` states the rule once, for numbers and for nodes of a graph, which pass
-through the same states bit by bit.
+those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). In Keras 3, in contrast, the dynamic
+scale has neither a lower nor an upper bound. `scale_after` implements the rule both for numbers and for graph nodes,
+so both go through the same states, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import door, stated
+from amp_rewrite.train.arguments import checked_arguments, quoted
 
 INITIAL = 2.0**15
 PERIOD = 2000
 MULTIPLIER = 2.0
 MINIMUM = 1.0
-"""Default of the least scale, that of TensorFlow."""
+"""Default minimum of the scale, as in TensorFlow."""
 LEAST = float(np.finfo(np.float32).tiny)
-"""Least of all scales: the smallest normal number of float32."""
+"""Smallest possible scale: the smallest normal float32 number."""
 
 
 class IndexedSlices(NamedTuple):
-    """A sparse gradient: `values[i]` belongs to row `indices[i]`; repeated rows are added.
+    """A sparse gradient: `values[i]` is the gradient of row `indices[i]`; repeated rows are summed.
 
     Args:
-        values: rows.
-        indices: the row that each belongs to.
+        values: float32 array of gradient rows.
+        indices: integer vector with the row number of each.
         dense_shape: the shape of the dense gradient, if known.
     """
 
@@ -47,19 +47,19 @@ class IndexedSlices(NamedTuple):
 
 
 Gradient = Array | IndexedSlices | None
-"""A gradient of one variable; None if the loss does not depend on it."""
+"""The gradient of one variable; None if the loss does not depend on the variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """State of a loss scale between two steps: its value, and the finite steps since its last change."""
+    """State of a loss scale between two steps: its value, and the number of finite steps since its last change."""
 
     scale: np.float32
     good_steps: int
 
 
 def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any) -> tuple[Any, Any]:
-    """Return the scale after a step, and the finite steps since its last change, of numbers or of nodes."""
+    """Return the scale after a step, and the finite steps since its last change, as numbers or as graph nodes."""
     counted = good_steps + np.int64(1)
     due = counted >= np.int64(rule.increment_period)
     if rule.backoff_factor is None:
@@ -75,12 +75,13 @@ def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any
     return np.where(finite, up, down), np.where(finite & ~due, counted, np.int64(0))
 
 
-@door()
+@checked_arguments()
 class LossScale(ABC):
-    """A factor on the loss. A subclass gives the scale, `update`, and as `get_config` the arguments of its `__init__`.
+    """Base class of loss scales. Subclasses implement `__call__`, `update` and `get_config`.
 
-    A subclass of your own works in custom loops. A training step holds its scale in the graph, and therefore takes a
-    `FixedLossScale` or a `DynamicLossScale`. Two scales of one class and configuration are equal.
+    `get_config` returns the arguments of the subclass's `__init__`. A custom subclass works in custom loops only: a
+    training step computes its scale in the graph, and therefore takes a `FixedLossScale` or a `DynamicLossScale`. Two
+    scales of the same class and configuration are equal.
 
     Example:
         >>> import numpy as np
@@ -111,7 +112,7 @@ class LossScale(ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, bool]:
-        """Adapt to the unscaled gradients of a step, any nest of arrays. Return (None, True if they may be applied)."""
+        """Adapt the scale to the unscaled gradients of a step, a nest of arrays. Return (None, True to apply them)."""
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class LossScale(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the scale of a `get_config` result."""
+        """Return a new scale from a `get_config` result."""
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
@@ -129,16 +130,16 @@ class LossScale(ABC):
         return hash(repr(spec(self)))
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedLossScale(LossScale):
-    """A constant loss scale. `update` always allows the gradients to be applied, NaN or not, as in TensorFlow.
+    """A constant loss scale. As in TensorFlow, gradients are always applied, even if they are NaN.
 
     Args:
         loss_scale_value: the scale.
 
     Raises:
-        TrainingError: it is not an int or a float, finite, and 1 or more.
+        TrainingError: the scale is not a finite number ≥ 1.
     """
 
     loss_scale_value: float
@@ -152,7 +153,7 @@ class FixedLossScale(LossScale):
         return np.array(self.loss_scale_value, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Return (None, True); the scale does not change."""
+        """Return (None, True); the scale never changes."""
         return None, True
 
     def get_config(self) -> dict[str, Any]:
@@ -163,21 +164,22 @@ class FixedLossScale(LossScale):
         return f"FixedLossScale({self.loss_scale_value})"
 
 
-@door()
+@checked_arguments()
 @dataclass(eq=False, repr=False)
 class DynamicLossScale(LossScale):
-    """A loss scale: it grows after a run of finite steps, shrinks after a nonfinite step, and is always finite.
+    """An adaptive loss scale: it grows after a run of finite steps and shrinks after each nonfinite step.
 
     Args:
-        initial_loss_scale: the first scale.
-        increment_period: finite steps in a row after which it is multiplied, unless the product overflows float32.
-        multiplier: factor, and by default divisor after a nonfinite step.
-        backoff_factor: factor after a nonfinite step, below 1; None divides by the multiplier.
-        minimum: the least scale, that of TensorFlow; a nonfinite step there gives one warning. Gradients that overflow
-            without a scale need a smaller one.
+        initial_loss_scale: the scale of the first step.
+        increment_period: number of consecutive finite steps after which the scale grows, unless it would overflow
+            float32.
+        multiplier: factor by which the scale grows.
+        backoff_factor: factor after a nonfinite step, below 1; None divides by `multiplier`.
+        minimum: the smallest scale, by default that of TensorFlow; the first nonfinite step at the minimum warns. If
+            gradients overflow even without a scale, set a minimum below 1.
 
     Raises:
-        TrainingError: the scale is not finite or below its minimum, the period below 1, or a factor out of range.
+        TrainingError: the scale is not finite or below its minimum, the period is below 1, or a factor is out of range.
 
     Example:
         >>> from amp_rewrite.train import DynamicLossScale
@@ -212,7 +214,7 @@ class DynamicLossScale(LossScale):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> DynamicLossScale:
-        """Return the scale with the settings of torch.amp.GradScaler, under its names and with its defaults.
+        """Return a new scale from the arguments of torch.amp.GradScaler, with its defaults.
 
         It goes through the same scales as a GradScaler, also below 1, down to 2**-126, the smallest normal number. At
         scales above about 2**120 gradients may overflow in one of them alone.
@@ -241,10 +243,10 @@ class DynamicLossScale(LossScale):
         return np.array(self.state.scale, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Adapt to one step's gradients. Return (None, True if they may be applied).
+        """Adapt the scale to the gradients of a step. Return (None, True to apply them).
 
-        A nest without gradients counts as finite. On several workers pass the reduced gradients, so that all
-        workers decide alike.
+        A nest without gradients counts as finite. With several workers, pass the reduced gradients, so that all
+        workers make the same decision.
         """
         finite = all_finite(grads)
         if not finite and self.state.scale <= np.float32(self.minimum) and not self._warned:
@@ -267,7 +269,7 @@ class DynamicLossScale(LossScale):
         return ScaleState(np.float32(scale), int(good_steps))
 
     def get_config(self) -> dict[str, Any]:
-        """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
+        """Return arguments for `from_config`, without the state, which checkpoints store."""
         settings = {part: getattr(self, part.name) for part in fields(self)}
         not_in_tensorflow = ("backoff_factor", "minimum")
         return {p.name: v for p, v in settings.items() if p.name not in not_in_tensorflow or v != p.default}
@@ -280,7 +282,7 @@ class DynamicLossScale(LossScale):
 
 
 _LONGEST = 2**63 - 1
-"""Steps that a counter of 64 bits holds."""
+"""Largest number of steps in an int64 counter."""
 
 
 def _number(what: str, value: object, least: float, most: float, other_than: float | None = None) -> float:
@@ -295,7 +297,7 @@ _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScal
 
 
 def get(loss_scale: object) -> LossScale | None:
-    """Return the loss scale for a LossScale, None, a number, "dynamic" or a `serialize` result; else TrainingError."""
+    """Convert None, a number, "dynamic", a `serialize` result or a LossScale to a loss scale; else TrainingError."""
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
@@ -308,7 +310,7 @@ def get(loss_scale: object) -> LossScale | None:
 
 
 def spec(scale: LossScale | None) -> Any:
-    """Return the shortest plain form of a loss scale: None, "dynamic", a number, or its `serialize` result."""
+    """Return the shortest form of a loss scale: None, "dynamic", a number, or its `serialize` result."""
     if scale is None:
         return None
     if type(scale) is FixedLossScale:
@@ -319,9 +321,9 @@ def spec(scale: LossScale | None) -> Any:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> LossScale:
-    """Return the loss scale of a `serialize` result, in its initial state. TrainingError for anything else.
+    """Return a new loss scale in its initial state from a `serialize` result. TrainingError for anything else.
 
-    `custom_objects`: classes by name, besides those of the package.
+    `custom_objects`: additional classes by name.
     """
     custom = {name: c for name, c in (custom_objects or {}).items() if isinstance(c, type) and issubclass(c, LossScale)}
     scale_class, inner = class_of(config, "loss scale", _CLASSES, custom)
@@ -329,7 +331,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
 
 def all_finite(grads: object) -> bool:
-    """True if all gradients in a nest are finite; None is ignored, a sparse gradient counts by its values."""
+    """True if all gradients in a nest are finite. None is ignored; of a sparse gradient, the values are checked."""
     if isinstance(grads, IndexedSlices):
         grads = np.asarray(grads.values)
     if isinstance(grads, Mapping):
@@ -338,31 +340,31 @@ def all_finite(grads: object) -> bool:
         return all(map(all_finite, grads))
     array = np.asarray(0.0 if grads is None else grads)
     if array.dtype.kind in "OSU":
-        raise TrainingError(f"a gradient is {stated(grads)}; pass numbers, as an array")
+        raise TrainingError(f"a gradient is {quoted(grads)}; pass numbers, as an array")
     return bool(np.isfinite(array).all())
 
 
-# -- objects as plain dictionaries, in the form of Keras -------------------------------------------------------
+# -- serialization to dictionaries, in the format of Keras -----------------------------------------------------
 
 
 def serialize(part: Any) -> dict[str, Any]:
-    """Return an object as a plain dict, without its state."""
+    """Return an object as a dictionary of its class name and configuration, without its state."""
     return {"class_name": type(part).__name__, "config": part.get_config()}
 
 
 def class_of(
     config: Mapping[str, Any], what: str, classes: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return class and configuration of a `serialize` result. TrainingError for anything else.
+    """Return the class and the configuration of a `serialize` result. TrainingError for anything else.
 
-    `classes`: those of the package, by name or by name in lower case. `custom_objects`: others by name.
+    `classes`: classes of the package by name, or by lowercase name. `custom_objects`: additional classes by name.
     """
     name, inner = str(config.get("class_name")), config.get("config")
     found = (custom_objects or {}).get(name) or classes.get(name) or classes.get(name.lower())
     if found is None or not isinstance(inner, Mapping):
-        known = ", ".join(sorted({known.__name__ for known in classes.values()}))
+        names = ", ".join(sorted({cls.__name__ for cls in classes.values()}))
         raise TrainingError(
-            f"not a serialized {what}: {dict(config)!r}; use the result of serialize() of {known}, and name your own"
+            f"not a serialized {what}: {dict(config)!r}; use the result of serialize() of {names}, and name your own"
             " classes in custom_objects"
         )
     return found, inner

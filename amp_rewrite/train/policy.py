@@ -1,8 +1,8 @@
-"""Policies: the element types of parameters, arithmetic and results; and the settings of the process.
+"""Policies (the element types of parameters, arithmetic and results) and the process-wide settings.
 
-The settings of the process are the only global state of the package; sessions and training steps read them. Names,
-errors, warnings and the order of effects are those of Keras in TensorFlow 2.1 to 2.3:
-`enable_mixed_precision_graph_rewrite` (`train.keras`) and the policy exclude each other.
+The process-wide settings are the only global state of the package; sessions and training steps read them. Names,
+errors, warnings and the order of effects are those of Keras in TensorFlow 2.1 to 2.3. A mixed policy and
+`enable_mixed_precision_graph_rewrite` (in `train.keras`) are mutually exclusive.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from amp_rewrite.runtime.gpu import refusal
 from amp_rewrite.runtime.probes import query_hardware
 from amp_rewrite.train import loss_scale as scales
 
-_BY_NAME = "default"  # the loss scale that belongs to the name
+_BY_NAME = "default"  # the policy's name determines the loss scale
 _INFER, _OLD = "_infer", "_float32_vars"
 
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """Element types of parameters, arithmetic and results; models, training and settings share the class.
+    """Element types of parameters, arithmetic and results, for conversions, training and the process-wide settings.
 
-    A name is "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), or an
-    element type ("float16", "f32" … for all three). "_infer" has no types: everything stays as it is. Names, defaults,
-    errors and the warning are those of Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it makes a layer;
-    here the function that takes the policy checks it. The attribute `loss_scale` is None or a `LossScale`, equal to
-    its short form.
+    The name is "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), or an
+    element type for all three, such as "float16" or "f32". "_infer" changes no types. Names, defaults, errors and the
+    warning are those of Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it creates a layer; here, the
+    function that receives the policy checks it. The attribute `loss_scale` is None or a `LossScale`, which compares
+    equal to its short form ("dynamic" or a number).
 
     Args:
-        name: the types.
+        name: name of the policy.
         loss_scale: None, "dynamic", a number ≥ 1 or a `LossScale`; by default "dynamic" for mixed_float16, else None.
 
     Raises:
@@ -66,12 +66,12 @@ class Policy:
             raise PolicyError(f"unknown policy {self.name!r}; {advice(self.name, MIXED, legal)}") from None
         by_name = isinstance(self.loss_scale, str) and self.loss_scale == _BY_NAME
         try:
-            scale = scales.get(_usual_scale(self.name) if by_name else self.loss_scale)
+            scale = scales.get(_default_scale(self.name) if by_name else self.loss_scale)
         except TrainingError as cause:
             raise PolicyError(str(cause)) from cause
         object.__setattr__(self, "loss_scale", scale)
         if scale is not None and self.compute is not DType.FLOAT16:
-            # the caller of the dataclass's generated __init__
+            # stacklevel 3 is the caller of the generated __init__
             low = self.compute_dtype or "the types of the model"
             warnings.warn(
                 f"policy {self.name!r} has a loss scale, but computes in {low}: loss scaling only helps float16, whose"
@@ -82,12 +82,12 @@ class Policy:
 
     @property
     def mixed(self) -> bool:
-        """True if parameters and arithmetic are of different types."""
+        """True if parameters and arithmetic have different types."""
         return self.name in MIXED
 
     @property
     def param(self) -> DType | None:
-        """Type of stored parameters and of a model's results; None for "_infer"."""
+        """Type of stored parameters and of results; None for "_infer"."""
         if self.name == _INFER:
             return None
         return DType.FLOAT if self.mixed else DType.parse(self.name)
@@ -99,12 +99,12 @@ class Policy:
 
     @property
     def compute_dtype(self) -> str | None:
-        """Name of the type of the arithmetic, as in Keras; None for "_infer"."""
+        """Name of the arithmetic's type, as in Keras; None for "_infer"."""
         return self.compute and self.compute.spelling
 
     @property
     def variable_dtype(self) -> str | None:
-        """Name of the type of stored parameters, as in Keras; None for "_infer"."""
+        """Name of the stored parameters' type, as in Keras; None for "_infer"."""
         return self.param and self.param.spelling
 
     @property
@@ -116,13 +116,13 @@ class Policy:
         return f'<Policy "{self.name}", loss_scale={self.loss_scale!r}>'
 
     def get_config(self) -> dict[str, Any]:
-        """Return the argument of `from_config` for an equal policy: the name, and an unusual loss scale."""
-        usual = self.loss_scale == _usual_scale(self.name)
-        return {"name": self.name} if usual else {"name": self.name, "loss_scale": scales.spec(self.loss_scale)}
+        """Return the configuration for `from_config`: the name, and the loss scale unless it is the default."""
+        is_default = self.loss_scale == _default_scale(self.name)
+        return {"name": self.name} if is_default else {"name": self.name, "loss_scale": scales.spec(self.loss_scale)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Policy:
-        """Return the policy of a `get_config` result.
+        """Return a new policy from a `get_config` result.
 
         Raises:
             PolicyError: a key is unknown.
@@ -133,11 +133,11 @@ class Policy:
 
     @classmethod
     def of(cls, policy: str | Policy | None) -> Policy:
-        """Return a policy, from a policy or its name; None is float32."""
+        """Return a policy itself, or the policy of a name; None stands for float32."""
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 
-def _usual_scale(name: str) -> str | None:
+def _default_scale(name: str) -> str | None:
     return "dynamic" if name == "mixed_float16" else None
 
 
@@ -146,8 +146,12 @@ def _usual_scale(name: str) -> str | None:
 
 @dataclass(slots=True)
 class ProcessSettings:
-    """The settings. `policy`: None unless `set_policy` set one; `rewriting`: new sessions convert their models, None
-    if the rewrite was never enabled; `plain_sessions`: number of sessions opened without conversion."""
+    """Process-wide settings.
+
+    `policy`: None unless `set_policy` set one. `rewriting`: True if new sessions convert their models; None if the
+    rewrite was never enabled. `plain_sessions`: number of sessions opened without a conversion. `devices_checked`:
+    True once the warning about slow float16 was considered.
+    """
 
     policy: Policy | None = None
     rewriting: bool | None = None
@@ -159,7 +163,7 @@ state = ProcessSettings()
 
 
 def global_policy() -> Policy:
-    """Return the default policy; float32 unless changed by `set_policy`.
+    """Return the policy of the process: float32 unless `set_policy` changed it.
 
     Returns:
         The policy of the process.
@@ -173,23 +177,23 @@ def global_policy() -> Policy:
 
 
 def set_policy(policy: str | Policy | None) -> None:
-    """Set the policy of the process. The first one in float16 warns if no GPU computes faster in it.
+    """Set the policy of the process. The first float16 policy warns if no GPU computes faster in float16.
 
     Args:
         policy: a name or a Policy; None resets it.
 
     Raises:
-        PolicyError: it has no floating compute type, or is mixed while the graph rewrite is enabled.
+        PolicyError: the policy has no floating-point compute type, or is mixed while the graph rewrite is enabled.
 
     Example:
         >>> import amp_rewrite
         >>> amp_rewrite.set_policy("mixed_bfloat16")
         >>> amp_rewrite.set_policy(None)
     """
-    _set(policy, blamed=3)
+    _set(policy, stacklevel=3)
 
 
-def _set(policy: str | Policy | None, blamed: int) -> None:
+def _set(policy: str | Policy | None, stacklevel: int) -> None:
     chosen = None if policy is None else Policy.of(policy)
     if chosen is not None and not (chosen.compute and chosen.compute.floating):
         raise PolicyError(
@@ -205,12 +209,12 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
     if chosen is not None and chosen.compute is DType.FLOAT16 and not state.devices_checked:
         state.devices_checked = True
         if advice := refusal(query_hardware(), DType.FLOAT16):
-            warnings.warn(advice, UserWarning, stacklevel=blamed)
+            warnings.warn(advice, UserWarning, stacklevel=stacklevel)
 
 
 @contextmanager
 def policy_scope(policy: str | Policy | None) -> Iterator[None]:
-    """Set the policy of the process inside `with`, and restore the previous one.
+    """Set the policy of the process inside a `with` block, then restore the previous one.
 
     Args:
         policy: as `set_policy` takes it.
@@ -225,7 +229,7 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
         'mixed_bfloat16'
     """
     before = state.policy
-    _set(policy, blamed=4)  # contextlib stands between
+    _set(policy, stacklevel=4)  # contextlib adds one frame
     try:
         yield
     finally:
@@ -238,9 +242,9 @@ def policy_of_sessions() -> Policy:
 
 
 def policy_of_steps() -> Policy:
-    """Return the default policy of training steps: mixed_float16, or that of sessions once a process has chosen one.
+    """Return the default policy of training steps: mixed_float16 unless the process has chosen a policy.
 
-    Enabling or disabling the graph rewrite, and `set_policy`, are such choices.
+    A process chooses by `set_policy`, or by enabling or disabling the graph rewrite; steps then follow sessions.
     """
     chosen = state.policy is not None or state.rewriting is not None
     return policy_of_sessions() if chosen else Policy("mixed_float16")

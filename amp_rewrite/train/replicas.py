@@ -1,7 +1,7 @@
-"""Replicas: processes of one training, the exchange between them, and the rows of each.
+"""Data-parallel training: the replicas, the averaging of their gradients, and the rows of each.
 
-Each replica has the gradients of its own rows. One exchange averages them before the finite test, so all replicas see
-the same bits, and all of them skip or step alike, as TensorFlow's do.
+Each replica computes the gradients of its own rows. One all-reduce averages them before the test for finite values,
+so all replicas see the same bits and skip the same steps, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import door, stated, to_array
+from amp_rewrite.train.arguments import checked_arguments, quoted, to_array
 
 TIMEOUT = 300.0
-"""Default seconds that a replica waits for the others."""
+"""Default seconds for which a replica waits for the others."""
 
 
 @runtime_checkable
 class Replicas(Protocol):
-    """Processes of one training, as seen by one of them: number `rank` of `world`, counted from 0."""
+    """The processes of one training, as seen by one of them: number `rank` of `world`."""
 
     @property
     def rank(self) -> int:
-        """Number of this process, counted from 0."""
+        """Number of this process, starting at 0."""
 
     @property
-    def world(self) -> int: ...
+    def world(self) -> int:
+        """Number of processes."""
 
     def total(self, bucket: Array) -> Array:
-        """Return the sum of the float32 vectors of all replicas, the same bits on each; `bucket` may be overwritten.
+        """Sum a float32 vector over all replicas, with the same bits on each; `bucket` may be overwritten.
 
         Raises:
             TrainingError: a replica does not answer.
@@ -44,7 +45,7 @@ class Replicas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleReplica:
-    """A single replica."""
+    """The only replica of a training."""
 
     rank: int = 0
     world: int = 1
@@ -55,7 +56,7 @@ class SingleReplica:
 
 @dataclass(frozen=True, slots=True)
 class TorchReplicas:
-    """Replicas of torch.distributed's current process group. `device`: the device that adds buckets."""
+    """Replicas of torch.distributed's current process group. `device`: the device that sums the vectors."""
 
     rank: int
     world: int
@@ -66,29 +67,29 @@ class TorchReplicas:
         import torch
         import torch.distributed
 
-        carried = torch.from_numpy(bucket).to(self.device)
+        tensor = torch.from_numpy(bucket).to(self.device)
         try:
-            torch.distributed.all_reduce(carried)
+            torch.distributed.all_reduce(tensor)
         except RuntimeError as cause:  # torch's own errors are RuntimeErrors too
             raise TrainingError(
                 f"replica {self.rank} of {self.world} got no answer from the others (timeout {self.timeout:g} s): one"
                 " has ended, or has fewer batches; restart all of them, each with the last checkpoint"
             ) from cause
-        return np.asarray(carried.cpu().numpy())
+        return np.asarray(tensor.cpu().numpy())
 
 
 @contextmanager
 def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> Iterator[Replicas]:
-    """Join the replicas of this process; `torchrun --nproc-per-node 2 train.py` starts two.
+    """Join the other replicas; `torchrun --nproc-per-node 2 train.py` starts two.
 
-    A process started without torchrun is `SingleReplica`.
+    A process that was started without torchrun is a `SingleReplica`.
 
     Args:
         backend: "gloo" or "nccl"; by default nccl if PyTorch has a GPU, else gloo.
-        timeout: seconds after which a replica that waits raises an error.
+        timeout: seconds after which a waiting replica raises an error.
 
     Returns:
-        A context manager that gives the replicas.
+        A context manager that yields the replicas.
 
     Raises:
         TrainingError: PyTorch is missing, a replica does not join, or a process with nccl does not see exactly one GPU.
@@ -134,20 +135,20 @@ def _device(backend: str, gpus: int) -> str:
     return "cuda:0"
 
 
-@door()
+@checked_arguments()
 def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) -> list[Array | None]:
-    """Return float32 means over all replicas, in one exchange; for custom loops.
+    """Average arrays over all replicas in one exchange, for custom loops.
 
     Average gradients before they reach the loss scale (`LossScaleOptimizer.apply_gradients`), so that all replicas
-    decide alike.
+    make the same decision.
 
     Args:
         replicas: the replicas.
-        arrays: one per variable; None stays None.
-        rows: the weight of this replica.
+        arrays: one array per variable; None stays None.
+        rows: the weight of this replica: its number of rows.
 
     Returns:
-        The means.
+        The float32 means, with the shapes of `arrays`.
 
     Example:
         >>> import numpy as np
@@ -158,7 +159,7 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
     """
     present = [np.asarray(a, np.float32) for a in arrays if a is not None]
     ends = np.cumsum([a.size for a in present])
-    with np.errstate(over="ignore", invalid="ignore"):  # nonfinite values must reach all replicas
+    with np.errstate(over="ignore", invalid="ignore"):  # nonfinite values have to reach all replicas
         bucket = np.empty(sum(a.size for a in present) + 1, np.float32)
         for own, end in zip(present, ends, strict=True):
             np.multiply(own.ravel(), np.float32(rows), out=bucket[end - own.size : end])
@@ -170,7 +171,7 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
 
 
 def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterator[dict[str, Array]]:
-    """Yield this replica's rows of each batch: contiguous parts of nearly equal size, in the order of ranks.
+    """Yield this replica's rows of each batch: contiguous parts of nearly equal size, in rank order.
 
     Args:
         batches: mappings from input names to arrays.
@@ -190,10 +191,10 @@ def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterato
         [4]
     """
     if not isinstance(replicas, Replicas) or not isinstance(batches, Iterable):
-        raise TrainingError(f"shard takes batches and replicas, not {stated(batches)} and {stated(replicas)}")
+        raise TrainingError(f"shard takes batches and replicas, not {quoted(batches)} and {quoted(replicas)}")
     for number, batch in enumerate(batches):
         if not isinstance(batch, Mapping):
-            raise TrainingError(f"batch {number} is {stated(batch)}; pass a mapping from input names to arrays")
+            raise TrainingError(f"batch {number} is {quoted(batch)}; pass a mapping from input names to arrays")
         arrays = {name: to_array(value, f"{name!r} of batch {number}") for name, value in batch.items()}
         if min((len(a) for a in arrays.values() if a.ndim), default=replicas.world) < replicas.world:
             raise TrainingError(
@@ -203,13 +204,13 @@ def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterato
 
 
 def strategy_supports_loss_scaling(strategy: object = None) -> bool:
-    """Return True if losses can be scaled under a strategy: one process, or replicas with a copy of each variable.
+    """Return True if loss scaling works with a strategy: one process, or replicas with copies of all variables.
 
     Args:
-        strategy: any object; None for training without a strategy.
+        strategy: any object, or the name of its class; None for training without a strategy.
 
     Returns:
-        True if they can.
+        True if loss scaling works.
 
     Example:
         >>> from amp_rewrite.train import strategy_supports_loss_scaling
@@ -223,4 +224,4 @@ def strategy_supports_loss_scaling(strategy: object = None) -> bool:
 
 
 _COPIES = ("Mirrored", "CollectiveAllReduce", "OneDevice", "DistributedDataParallel", "Default")
-"""Parts of names of strategies that keep a copy of each variable on each replica."""
+"""Substrings of the names of strategies with a copy of each variable on each replica."""

@@ -1,1 +1,1 @@
-"""Models from other tools: parameters as inputs, gradients already computed, training operators of the standard."""
+"""Models from other tools: export from PyTorch and Keras, and graphs that contain their own gradients."""

@@ -1,4 +1,4 @@
-"""Loss scaling for a graph with gradients of its own, as exported by PyTorch, JAX or another tool."""
+"""Loss scaling for a graph that contains its backward pass, as exported by PyTorch, JAX or another tool."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.train import loss_scale as scales
-from amp_rewrite.train.door import door
+from amp_rewrite.train.arguments import checked_arguments
 from amp_rewrite.train.loss_scale import LossScale
 from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, append_unscaling
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledGradients:
-    """A graph with a scaled backward pass; its gradients are unscaled, float32, and keep their names.
-
-    If `finite` is False, a dynamic scale has shrunk, and the gradients must not be applied.
+    """A graph with a scaled backward pass; the gradients that it outputs are unscaled float32 values.
 
     Attributes:
         model: the graph.
-        grads: names of the gradients.
-        finite: a bool output, True if all gradients are finite.
-        state: `loss_scale` and `good_steps` of a dynamic scale, with their successors; empty with a fixed scale.
+        grads: names of the outputs with the gradients, as before.
+        finite: bool output, True if all gradients are finite; do not apply them if it is False.
+        state: the inputs and outputs of a dynamic scale, `loss_scale` and `good_steps`; empty with a fixed scale.
     """
 
     model: Model
@@ -42,7 +40,7 @@ class ScaledGradients:
     state: tuple[StateVariable, ...]
 
 
-@door()
+@checked_arguments()
 def scale_gradients(
     model: object,
     *,
@@ -52,21 +50,22 @@ def scale_gradients(
     loss_scale: object = "dynamic",
     folder: str | Path | None = None,
 ) -> ScaledGradients:
-    """Return a graph of forward and backward pass with loss scaling added.
+    """Add loss scaling to a graph of forward and backward pass.
 
-    All gradients depend on the seed linearly. Linearity is assumed, since a graph does not show it. Convert the result
-    with `keep=["amp.update/*"]`, so that unscaling stays float32.
+    The gradients are assumed to depend linearly on the seed; this is not checked. Convert the result with
+    `keep=["amp.update/*"]`, so that unscaling stays float32.
 
     Args:
-        model: as `Model.load` takes it; it is not changed.
-        loss: the differentiated value.
-        grads: the outputs with its gradients.
-        seed: the value where the backward pass starts, the gradient of the loss by itself: an input, or a constant 1.
+        model: a model, as for `Model.load`; it is not changed.
+        loss: name of the differentiated value.
+        grads: names of the outputs with its gradients.
+        seed: the value that the backward pass starts from, the gradient of the loss with respect to itself: an input
+            or a constant 1.
         loss_scale: "dynamic", a number or a LossScale.
-        folder: where the external data of a ModelProto lies.
+        folder: folder of the external data of a ModelProto.
 
     Returns:
-        The graph, with the names of what it adds.
+        The graph, with the names of the added inputs and outputs.
 
     Raises:
         TrainingError: a name is unknown, a gradient does not depend on the seed, the loss does, or the scale is None.

@@ -1,7 +1,7 @@
-"""Export of Keras 3 models for training: every weight stays an initializer of its own, under its path.
+"""Export of Keras 3 models for training: every weight becomes a separate initializer, named by its Keras path.
 
-A model of Keras's torch backend is called as a function of its weights (`stateless_call`), which `from_torch` exports.
-One of another backend is saved, and loaded under the torch backend in a process of its own.
+A model of the torch backend is wrapped in a module that calls it as a function of its weights (`stateless_call`), and
+`from_torch` exports that. A model of another backend is saved, and loaded under the torch backend in a new process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.train.door import door
+from amp_rewrite.train.arguments import checked_arguments
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.objective.parameters import KEY
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import keras
 
 _ROWS, _SIZE = 2, 8
-"""Sizes of the first axis of an example, and of others that the model leaves open."""
+"""Sizes in the example of the first axis, and of other axes of unknown size."""
 _OTHER_BACKENDS = ("tensorflow", "jax")
 _PROGRAM = """
 import sys, keras
@@ -38,20 +38,20 @@ from_keras(keras.saving.load_model(sys.argv[1], compile=False)).save(sys.argv[2]
 """
 
 
-@door()
+@checked_arguments()
 def from_keras(model: keras.Model) -> Model:
     """Export a Keras 3 model with every weight bound as an initializer, ready for `Network` and `training_step`.
 
-    All trainable weights train. Dropout and BatchNormalization are ops that `training_mode=True` switches on; a
-    BatchNormalization with `trainable=False` keeps its statistics. `model.set_weights(network.get_weights())` brings
+    All trainable weights are trained. `training_mode=True` puts Dropout and BatchNormalization into training mode; a
+    BatchNormalization with `trainable=False` keeps its statistics. `model.set_weights(network.get_weights())` copies
     the trained values back. Under a backend other than torch, the model is saved and loaded again under the torch
-    backend, so PyTorch has to be installed, and layers of your own have to be registered in a module on the path.
+    backend, so PyTorch has to be installed, and custom layers have to be registered in an importable module.
 
     Args:
-        model: a built model of floats, under the policy float32.
+        model: a built float32 model, as a Sequential or Functional model.
 
     Returns:
-        The model; inputs and outputs have the names that they have in Keras.
+        The model; inputs and outputs keep their Keras names.
 
     Raises:
         TrainingError: Keras 3 or PyTorch is missing, or the model cannot be exported.
@@ -84,10 +84,10 @@ def from_keras(model: keras.Model) -> Model:
     if backend not in _OTHER_BACKENDS:
         raise TrainingError(f"Keras's backend {backend!r} has no export; set KERAS_BACKEND to torch or tensorflow")
     with tempfile.TemporaryDirectory() as folder:
-        saved, written = Path(folder) / "model.keras", Path(folder) / "model.onnx"
-        model.save(saved)
+        keras_file, onnx_file = Path(folder) / "model.keras", Path(folder) / "model.onnx"
+        model.save(keras_file)
         environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-c", _PROGRAM, str(saved), str(written)]
+        command = [sys.executable, "-c", _PROGRAM, str(keras_file), str(onnx_file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
@@ -95,7 +95,7 @@ def from_keras(model: keras.Model) -> Model:
                 f"the model cannot be exported under Keras's torch backend: {lines[-1][:300]}; set KERAS_BACKEND=torch,"
                 " build the model there, and look at the whole error"
             )
-        return Model.load(ModelProto.FromString(written.read_bytes()))
+        return Model.load(ModelProto.FromString(onnx_file.read_bytes()))
 
 
 def _exported(model: Any) -> Model:
@@ -125,33 +125,34 @@ def _exported(model: Any) -> Model:
                     self.register_buffer(path, value)
 
         def forward(self, **given: Any) -> Any:
-            held = {**self._parameters, **self._buffers}
-            first, others = (
-                [held.get(v.path, v.value) for v in own]
+            tensors = {**self._parameters, **self._buffers}
+            trained, fixed = (
+                [tensors.get(v.path, v.value) for v in own]
                 for own in (model.trainable_variables, model.non_trainable_variables)
             )
             inputs = [given[name] for name in names]
-            return model.stateless_call(first, others, inputs[0] if len(inputs) == 1 else inputs, training=False)[0]
+            return model.stateless_call(trained, fixed, inputs[0] if len(inputs) == 1 else inputs, training=False)[0]
 
     example, dynamic = {}, {}
     for name, tensor in zip(names, model.inputs, strict=True):
         shape = [size or (_SIZE if axis else _ROWS) for axis, size in enumerate(tensor.shape)]
-        drawn = np.random.default_rng(0).normal(size=shape) if "float" in tensor.dtype else np.ones(shape)
-        example[name] = drawn.astype(tensor.dtype)
+        values = np.random.default_rng(0).normal(size=shape) if "float" in tensor.dtype else np.ones(shape)
+        example[name] = values.astype(tensor.dtype)
         dynamic[name] = {
             axis: f"{name}_{axis}" if axis else "batch" for axis, size in enumerate(tensor.shape) if size is None
         }
     with _layers_as_ops(torch):
-        made = from_torch(Stateless(), example, outputs=outputs, dynamic=dynamic, dropout=True)
-    entry = next(p for p in made.proto.metadata_props if p.key == KEY)
+        exported = from_torch(Stateless(), example, outputs=outputs, dynamic=dynamic, dropout=True)
+    entry = next(p for p in exported.proto.metadata_props if p.key == KEY)
     declared = json.loads(entry.value)
     entry.value = json.dumps({path: declared[path] for path in weights if path in declared})
-    made.proto.graph.name = model.name
-    return made
+    exported.proto.graph.name = model.name
+    return exported
 
 
 @contextmanager
 def _layers_as_ops(torch: Any) -> Iterator[None]:
+    """Let Keras's norms and dropouts call torch's functions, which the exporter writes as one op each."""
     from keras import layers
 
     functional = torch.nn.functional
@@ -162,10 +163,10 @@ def _layers_as_ops(torch: Any) -> Iterator[None]:
         axis = layer.axis % inputs.ndim
         statistics = (layer.moving_mean.value, layer.moving_variance.value)
         affine = (layer.gamma.value if layer.scale else None, layer.beta.value if layer.center else None)
-        made = functional.batch_norm(
+        result = functional.batch_norm(
             torch.movedim(inputs, axis, 1), *statistics, *affine, False, 1 - layer.momentum, layer.epsilon
         )
-        return torch.movedim(made, 1, axis)
+        return torch.movedim(result, 1, axis)
 
     def dropped(layer: Any, inputs: Any, training: Any = False) -> Any:
         spatial = getattr(layer, "_get_noise_shape", None)

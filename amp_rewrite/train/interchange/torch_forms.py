@@ -1,8 +1,8 @@
-"""Forms of dropout, attention and stopped gradients for PyTorch's exporter, and what else an export loses.
+"""Exportable forms of dropout, attention and stopped gradients, and a search for what an export loses.
 
-The exporter leaves out the dropout of attention weights, writes that of channels as random numbers, which would stay on
-in evaluation, and forgets `detach()` and `torch.no_grad()`. Here each becomes an op that training understands. Other
-dropout, changed buffers and gradients of its own are found by running the module: the report names them, or an error
+PyTorch's exporter drops the dropout of attention weights, `detach()` and `torch.no_grad()`, and exports the dropout of
+channels as random numbers that would stay on in evaluation mode. The forms here become ops that training understands.
+Other dropout, changed buffers and custom gradients are found by running the module: the report names them, or an error
 is raised.
 """
 
@@ -23,11 +23,11 @@ from amp_rewrite.train.objective.parameters import Note
 _CROSS_ENTROPY = (
     *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
 )
-"""Arguments of torch.nn.functional.cross_entropy."""
+"""Positional arguments of torch.nn.functional.cross_entropy."""
 
 
 def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
-    """Cross entropy with label smoothing or with shares of classes; the mean is one quotient of sums."""
+    """Compute a cross entropy with label smoothing or class probabilities; None for others, which export correctly."""
     x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing", 0)
     shares, reduction = target.is_floating_point(), given.get("reduction", "mean")
     if given.get("size_average") is not None or given.get("reduce") is not None or not (shares or smoothing):
@@ -51,17 +51,17 @@ def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
 _ELEMENTS = ("dropout", "dropout_")
 _WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
-"""Axes of an input whose first axis is that of the channels."""
+"""Rank of an unbatched input, whose first axis is the channels."""
 ATTENTION = "scaled_dot_product_attention"
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _EXPORTED = 4
-"""Axes of attention that PyTorch exports."""
+"""Rank of the attention inputs that PyTorch exports."""
 _DOMAIN, _OP = "amp_rewrite", "StopGradient"
 
 
 @contextmanager
 def training(module: Any, names: Sequence[str]) -> Iterator[None]:
-    """Put these parts of a module into training mode, and all others into evaluation mode."""
+    """Put these submodules into training mode, and all others into evaluation mode, inside a `with` block."""
     modes = {part: part.training for part in module.modules()}
     try:
         for name, part in module.named_modules():
@@ -72,55 +72,55 @@ def training(module: Any, names: Sequence[str]) -> Iterator[None]:
             part.training = mode
 
 
-class Drop(NamedTuple):
-    """A call of a dropping function. `on`: in training mode; `inside`: it changes `x` itself."""
+class DropoutCall(NamedTuple):
+    """A call of a dropout function."""
 
     name: str
     x: Any
     p: float
-    on: bool
-    inside: bool
+    training: bool
+    inplace: bool
 
     @classmethod
-    def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drop | None:
-        """Return the call of a function by name; None if the function drops nothing."""
+    def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DropoutCall | None:
+        """Parse the call of a function by name; None for a function that is not dropout."""
         if name not in (*_ELEMENTS, *_CHANNELS):
             return None
         given = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
-        on = given.get("training", given.get("train", True))
-        return cls(name, given["input"], given.get("p", 0.5), on, name.endswith("_") or given.get("inplace", False))
+        training, inplace = given.get("training", given.get("train", True)), given.get("inplace", name.endswith("_"))
+        return cls(name, given["input"], given.get("p", 0.5), training, inplace)
 
-    def written_out(self, torch: Any) -> Any:
-        """Return the result by dropout of ones: 0 or more than 1 in training, 1 in evaluation."""
+    def computed(self, torch: Any) -> Any:
+        """Compute the result as a product of the input and the element-wise dropout of ones, one per channel."""
         x, p = self.x, self.p
-        if not self.on or not p:
+        if not self.training or not p:
             return x
         axes = 1 if _WITHOUT_BATCH.get(self.name) == x.ndim else 2
         ones = torch.ones_like(x[(*[slice(None)] * axes, *[slice(0, 1)] * (x.ndim - axes))])
-        made = x * torch.nn.functional.dropout(ones, p)
-        return x.copy_(made) if self.inside else made
+        result = x * torch.nn.functional.dropout(ones, p)
+        return x.copy_(result) if self.inplace else result
 
 
-def written_out(torch: Any) -> Any:
-    """Return a context for exportable forms of attention and dropout, one op for each dropout."""
+def exportable_forms(torch: Any) -> Any:
+    """Return a context manager that replaces attention and dropout by forms with one Dropout op each."""
 
-    class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    class ExportableForms(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, getattr(func, "__name__", "").removesuffix(".default")
-            drop = Drop.of(name, args, kwargs)
+            drop = DropoutCall.of(name, args, kwargs)
             if drop is not None and name in _CHANNELS:
-                return drop.written_out(torch)
+                return drop.computed(torch)
             if name == ATTENTION:
                 given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
                 if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
                     return _attention(torch, given)
             if name == "cross_entropy":
-                made = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
-                if made is not None:
-                    return made
+                loss = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
+                if loss is not None:
+                    return loss
             return func(*args, **kwargs)
 
-    return WrittenOut()
+    return ExportableForms()
 
 
 def _attention(torch: Any, given: Mapping[str, Any]) -> Any:
@@ -139,41 +139,40 @@ def _attention(torch: Any, given: Mapping[str, Any]) -> Any:
     return torch.nn.functional.dropout(weights, given.get("dropout_p", 0.0)) @ value
 
 
-def stopping(torch: Any) -> Any:
-    """Return a context for `forward` in an export: `detach()` and `torch.no_grad()` leave an op.
+def stopped_gradients(torch: Any) -> Any:
+    """Return a context manager for `forward` in an export: `detach()` and `torch.no_grad()` become ops.
 
-    Without a gradient is what an op computes from a tensor that requires one.
+    Under `no_grad()`, the op follows every function of a tensor that requires a gradient.
     """
     data = torch.Tensor.data.__get__
 
-    def stopped(x: Any) -> Any:
+    def stop(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return x
         return torch.onnx.ops.symbolic(f"{_DOMAIN}::{_OP}", (x,), dtype=x.dtype, shape=x.shape, version=1)
 
-    class Stopping(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        on = False
+    class StoppedGradients(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        no_grad = False
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, getattr(func, "__name__", "")
             if name == "detach" or func == data:
-                return stopped(args[0])
+                return stop(args[0])
             if name == "_set_grad_enabled":
-                self.on = not args[0]
-            made = func(*args, **kwargs)
-            if self.on and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*args, *kwargs.values())):
-                return type(made)(map(stopped, made)) if type(made) in (tuple, list) else stopped(made)
-            return made
+                self.no_grad = not args[0]
+            result = func(*args, **kwargs)
+            if self.no_grad and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*args, *kwargs.values())):
+                return type(result)(map(stop, result)) if type(result) in (tuple, list) else stop(result)
+            return result
 
-    return Stopping()
+    return StoppedGradients()
 
 
 def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
-    """Mark differences of training from inference.
+    """Mark stopped gradients, padding rows and dropout in the exported model, for training.
 
-    A stopped gradient becomes an Identity without a gradient. Look-ups of the padding row of an embedding pass no
-    gradient to it. With `dropout` a Dropout passes its input, as in an export for inference, until a training step
-    switches it on.
+    A stopped gradient becomes an Identity marked as having none. Gathers of an embedding are marked with its padding
+    row, which gets no gradient. With `dropout`, Dropout nodes stay off until a training step enables them.
     """
     names = {id(tensor): name for name, tensor in module.named_parameters()}
     embeddings = (part for part in module.modules() if isinstance(part, torch.nn.Embedding))
@@ -190,7 +189,7 @@ def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
     refill(proto, "opset_import", [entry for entry in proto.opset_import if entry.domain != _DOMAIN])
 
 
-# -- what the export of a module loses ---------------------------------------------------------------------
+# -- losses of an export -----------------------------------------------------------------------------------
 
 _MULTI_HEAD = "multi_head_attention_forward"
 _MULTI_HEAD_ARGUMENTS = (
@@ -204,20 +203,21 @@ _DRAWS = frozenset(
     )
 )
 MODULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of a module in a mode that it was not made for, and of PyTorch's exporter."""
-_NAMED = 4
-"""Modules that a sentence names."""
+"""Errors of a module in an unsupported mode, and of PyTorch's exporter."""
+_SHOWN = 4
+"""Number of names in a sentence."""
 
 
 Call = Callable[[dict[str, Any]], dict[str, Any]]
-"""A call of a module with these parameters and buffers by name, which it may change; its outputs by name."""
+"""A call of a module: from parameters and buffers by name, which it may change, to outputs by name."""
 
 
 @dataclass(frozen=True)
 class ForwardFindings:
-    """Names of modules with a dropout for the export, and sentences for the report.
+    """Results of running a module before its export.
 
-    `outputs`: those of evaluation by name. `random`: they are drawn.
+    `kept`: names of submodules whose dropout is exported. `notes`: sentences for the report. `outputs`: the outputs in
+    evaluation mode by name. `random`: True if these depend on random numbers.
     """
 
     kept: tuple[str, ...]
@@ -227,12 +227,13 @@ class ForwardFindings:
 
     @classmethod
     def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> ForwardFindings:
-        """Run the module in both modes. `call`: call it on the example with these tensors; return its outputs.
+        """Run the module on its example in both modes, by `call`.
 
-        The dropout of a module is kept if it gives the outputs of evaluation when nothing is dropped.
+        The dropout of a submodule is exported if the outputs in training mode, with nothing dropped, are those of
+        evaluation mode.
 
-        TrainingError for an example that does not fit, and for parameters or buffers that a call changes in evaluation
-        mode.
+        TrainingError for an example that the module fails on, and for parameters or buffers that a call in evaluation
+        mode changes.
         """
         parts = dict(module.named_modules())
         run = _Runs(torch, module, call)
@@ -241,7 +242,7 @@ class ForwardFindings:
             raise TrainingError(f"the module fails on the example: {expected.error}; correct the example")
         if expected.changed:
             raise TrainingError(
-                f"the module changes {', '.join(map(repr, expected.changed[:_NAMED]))} in place when it is called, even"
+                f"the module changes {', '.join(map(repr, expected.changed[:_SHOWN]))} in place when it is called, even"
                 " in evaluation mode, which no export keeps; compute a new tensor, and change a buffer only if"
                 " self.training"
             )
@@ -249,7 +250,7 @@ class ForwardFindings:
         layered = [name for name, part in recurrent.items() if part.dropout > 0 and part.num_layers > 1]
         modes = [n for n, part in parts.items() if n not in layered and not hasattr(part, "track_running_stats")]
         trained = run(modes)
-        drops = trained.drops  # where it fails, it needs targets in training mode, or cannot run in it at all
+        drops = trained.drops  # a module may fail in training mode, for lack of targets for example
         if trained.outputs is None:
             drops = dict.fromkeys(name for name, part in parts.items() if isinstance(part, torch.nn.Dropout))
         kept = [name for name in drops if dropout and name not in trained.draws]
@@ -266,8 +267,8 @@ class ForwardFindings:
             Note(f"in training mode PyTorch computes {_names(others, own)} {_OTHERWISE}", False) if others else None,
             Note(f"{_names(gradients, own)} {_OWN_GRADIENT}", True) if gradients else None,
         )
-        given = tuple(note for note in notes if note is not None)
-        return cls(tuple(kept), given, expected.outputs, bool(expected.draws))
+        present = tuple(note for note in notes if note is not None)
+        return cls(tuple(kept), present, expected.outputs, bool(expected.draws))
 
 
 _LEFT_OUT = (
@@ -283,8 +284,8 @@ _OWN_GRADIENT = "has a custom gradient in PyTorch; a step computes that of the f
 
 def _names(names: Iterable[str], whole: str) -> str:
     names = list(dict.fromkeys(name or whole for name in names))
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(map(repr, names[:_NAMED])) + more
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 # -- running the module ----------------------------------------------------------------------------------
@@ -292,10 +293,10 @@ def _names(names: Iterable[str], whole: str) -> str:
 
 @dataclass
 class _Run:
-    """One call of a module in which nothing was dropped. Names of its parts are in the order of their calls.
+    """One call of a module with dropout suppressed; names of submodules are in the order of their calls.
 
-    `outputs`: None if the call failed with `error`. `changed`: parameters and buffers that it changed. `drops`,
-    `draws`: parts that drop, and that draw other random numbers. `running`: parts that run now.
+    `outputs`: None if the call failed with `error`. `changed`: parameters and buffers that it changed. `drops`:
+    submodules with dropout. `draws`: submodules that draw other random numbers. `running`: the current call stack.
     """
 
     outputs: dict[str, Any] | None = None
@@ -316,7 +317,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Calls of a module on its example, with copies of its tensors. `forward`: return the outputs of a call."""
+    """Calls of a module on its example, with copies of its tensors."""
 
     torch: Any
     module: Any
@@ -327,7 +328,7 @@ class _Runs:
         return {name: tensor.detach().clone() for name, tensor in tensors}
 
     def __call__(self, names: Sequence[str]) -> _Run:
-        """Call the module with these parts in training mode, but drop nothing."""
+        """Call the module with these submodules in training mode, but with dropout suppressed."""
         seen, copies, hooks = _Run(), self._copies(), []
 
         def leave(*_: object) -> None:
@@ -351,7 +352,7 @@ class _Runs:
         return seen
 
     def own_gradients(self) -> list[str]:
-        """Return the names of the custom gradients behind the outputs of evaluation."""
+        """Return the names of the custom autograd functions behind the outputs in evaluation mode."""
         torch, trained = self.torch, {name for name, p in self.module.named_parameters() if p.requires_grad}
         copies = {name: tensor.requires_grad_(name in trained) for name, tensor in self._copies().items()}
         with torch.enable_grad(), torch.random.fork_rng(), training(self.module, ()):
@@ -362,8 +363,8 @@ class _Runs:
             if node is not None and node not in seen:
                 seen[node] = None
                 pending += [before for before, _ in node.next_functions]
-        own = torch.autograd.function.BackwardCFunction
-        return [type(node).__name__.removesuffix("Backward") for node in seen if isinstance(node, own)]
+        custom = torch.autograd.function.BackwardCFunction
+        return [type(node).__name__.removesuffix("Backward") for node in seen if isinstance(node, custom)]
 
 
 def _watch(torch: Any, seen: _Run) -> Any:
@@ -371,9 +372,9 @@ def _watch(torch: Any, seen: _Run) -> Any:
     class Watch(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name, here = kwargs or {}, getattr(func, "__name__", ""), seen.running[-1]
-            drop = Drop.of(name, args, kwargs)
+            drop = DropoutCall.of(name, args, kwargs)
             if drop is not None:
-                if drop.on and drop.p > 0:
+                if drop.training and drop.p > 0:
                     seen.drops[here] = None
                 return drop.x
             names = {ATTENTION: ARGUMENTS, _MULTI_HEAD: _MULTI_HEAD_ARGUMENTS}.get(name)

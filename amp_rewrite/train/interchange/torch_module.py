@@ -1,7 +1,7 @@
-"""Export of PyTorch modules for training: every parameter and buffer stays an initializer of its own, under its name.
+"""Export of PyTorch modules for training: every parameter and buffer becomes a separate initializer with its name.
 
-An exporter for inference merges equal weights, folds others into constants and transposes some. So the export takes all
-parameters and buffers as inputs, which it cannot touch, and they become initializers afterwards (`bind`).
+An exporter for inference merges equal weights, folds others into constants and transposes some. Therefore the module is
+exported with all parameters and buffers as inputs, which stay untouched, and `bind` makes them initializers afterwards.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from amp_rewrite.errors import AmpRewriteError, TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.door import door, stated, whole_number
+from amp_rewrite.train.arguments import checked_arguments, quoted, whole_number
 from amp_rewrite.train.interchange import torch_forms
-from amp_rewrite.train.objective.parameters import BUFFER, NO_GRAD, described
+from amp_rewrite.train.objective.parameters import BUFFER, NO_GRAD, write_module
 from amp_rewrite.train.step.assembly import bind
 
 if TYPE_CHECKING:
     import torch
 
 OPSET = 20
-"""From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
+"""Default opset: from 22 on, onnxruntime lacks CUDA kernels of MaxPool and Dropout; below 20, Gelu is not an op."""
 _MIN_OPSET = 18
-"""What PyTorch's exporter writes at least."""
+"""Lowest opset of PyTorch's exporter."""
 
 
-@door()
+@checked_arguments()
 def from_torch(
     module: torch.nn.Module,
     example: object,
@@ -47,24 +47,24 @@ def from_torch(
     """Export a PyTorch module with every parameter bound as an initializer, ready for `training_step`.
 
     The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
-    the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient, and neither do
-    `detach()` and `torch.no_grad()`. Inputs have the names of the arguments of `forward`. The report of a step names
-    modules without their dropout, and those with other results in training mode or in their gradient.
+    the model, but not trained. `detach()`, `torch.no_grad()` and look-ups of an embedding's padding_idx stop gradients,
+    as in PyTorch. Inputs have the names of the arguments of `forward`. The report of a step names modules whose dropout
+    is missing, and modules that compute something else in training mode or have a custom gradient.
 
     Args:
         module: the module, in float32.
-        example: an input, a tuple of inputs, or a mapping from names of arguments to inputs; tensors or arrays.
-        outputs: names of the outputs; by default the keys of a mapping that the module returns, else "output".
-        dynamic: names of dimensions that may change, by input and axis; by default the first axis of each input, but
-            of one row beside more rows.
-        dropout: keep dropout, also that of attention, as ops that `training_step(…, training_mode=True)` switches on.
+        example: an example input, a tuple of inputs, or a mapping from argument names to inputs; tensors or arrays.
+        outputs: names of the outputs; by default the keys of a returned mapping, else "output" or "output_0" …
+        dynamic: names of the dynamic dimensions, by input and axis; by default "batch" for the first axis of each
+            input. An input of one row is excepted if other inputs have more.
+        dropout: True keeps dropout, including that of attention, as ops that `training_mode=True` enables.
         opset: the ai.onnx opset.
 
     Returns:
         The model.
 
     Raises:
-        TrainingError: PyTorch or onnxscript is missing, or the module is not in float32 or cannot be exported.
+        TrainingError: PyTorch or onnxscript is missing, the module is not in float32, or it cannot be exported.
 
     Example:
         >>> import torch
@@ -83,9 +83,9 @@ def from_torch(
         ) from cause
     opset = whole_number("opset", opset, _MIN_OPSET)
     _check_module(torch, module)
-    given = _inputs(torch, module, example)
-    axes = _axes(given, dynamic)
-    inputs, state = _with_two_rows(torch, given, axes), _ModuleState.of(torch, module)
+    tensors_by_name = _inputs(torch, module, example)
+    axes = _axes(tensors_by_name, dynamic)
+    inputs, state = _with_two_rows(torch, tensors_by_name, axes), _ModuleState.of(torch, module)
 
     def call(tensors: dict[str, Any]) -> dict[str, Any]:
         return tensors_of(torch, state.call(torch, module, inputs, tensors))
@@ -95,14 +95,14 @@ def from_torch(
         names = tuple(found.outputs) if outputs is None else as_names(outputs)
         if len(names) != (count := len(found.outputs)):
             raise TrainingError(f"{len(names)} names for {count} outputs of the module; give one name for each")
-        with torch_forms.training(module, found.kept), torch_forms.written_out(torch):
+        with torch_forms.training(module, found.kept), torch_forms.exportable_forms(torch):
             program = _export(torch, module, inputs, state, names, axes, opset)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.tensors.items()})
     torch_forms.mark(torch, module, model, dropout)
     model.proto.graph.name = type(module).__name__
     if not found.random:
         _check_outputs(model, inputs, found.outputs)
-    described(model, state.declared, found.notes)
+    write_module(model, state.declared, found.notes)
     return model
 
 
@@ -111,7 +111,7 @@ def from_torch(
 
 def _check_module(torch: Any, module: object) -> None:
     if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
+        raise TrainingError(f"not a PyTorch module: {quoted(module)}; pass a torch.nn.Module, made and not its class")
     if isinstance(module, torch.jit.ScriptModule):
         raise TrainingError(
             "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
@@ -132,9 +132,10 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _ModuleState:
-    """Parameters and floating buffers of a module by name, each with the reason why it is not trained, or "".
+    """The parameters and floating-point buffers of a module.
 
-    `places`: the names of all attributes that hold a tensor of the module, each with the tensor's first name.
+    `tensors`: the tensors by name. `declared`: the reason why each is not trained, or "". `places`: the full names of
+    all attributes with a tensor, each with the first name of that tensor.
     """
 
     tensors: Mapping[str, Any]
@@ -167,7 +168,7 @@ class _ModuleState:
         return cls(tensors, {**trained, **dict.fromkeys(buffers, BUFFER)}, places)
 
     def call(self, torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> Any:
-        """Call the module with these tensors by name in place of its own; changed ones are put back into `tensors`."""
+        """Call the module with these tensors in place of its own; in-place changes are written back to `tensors`."""
         own = {place: tensors[name] for place, name in self.places.items() if name in tensors}
         args, kwargs = _arguments(inputs)
         result = torch.func.functional_call(module, own, args, kwargs, tie_weights=False)
@@ -185,16 +186,16 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY)
     ]
     if isinstance(example, Mapping):
-        given = dict(example)
+        values_by_name = dict(example)
     else:
         values = example if isinstance(example, (tuple, list)) else (example,)
         extra = [f"input_{i}" for i in range(len(arguments), len(values))]
-        given = dict(zip([*arguments, *extra], values, strict=False))
+        values_by_name = dict(zip([*arguments, *extra], values, strict=False))
     try:
-        tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
+        tensors = {name: torch.as_tensor(_single(value)) for name, value in values_by_name.items()}
     except (RuntimeError, TypeError, ValueError) as cause:
         raise TrainingError(
-            f"the example is {stated(example)}; pass a tensor or an array, a tuple of them, or a mapping from names"
+            f"the example is {quoted(example)}; pass a tensor or an array, a tuple of them, or a mapping from names"
         ) from cause
     if not tensors:
         raise TrainingError("the example is empty; pass one input of the module, or several")
@@ -217,21 +218,21 @@ def _with_two_rows(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Map
 def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None) -> dict[str, dict[int, str]]:
     if dynamic is None:
         rows = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
-        shared = {1} if len(rows) > 1 else set()  # one row for all of a larger batch
+        shared = {1} if len(rows) > 1 else set()  # one row that is broadcast to a larger batch
         return {n: {0: "batch"} if t.ndim and t.shape[0] not in shared else {} for n, t in inputs.items()}
     known = {name: range(tensor.ndim) for name, tensor in inputs.items()}
     if not isinstance(dynamic, Mapping) or not all(
         isinstance(own, Mapping) and set(own) <= set(known.get(name, ())) for name, own in dynamic.items()
     ):
         raise TrainingError(
-            f"dynamic is {stated(dynamic)}; name axes of the inputs {', '.join(inputs)}, as in"
+            f"dynamic is {quoted(dynamic)}; name axes of the inputs {', '.join(inputs)}, as in"
             f" dynamic={{{next(iter(inputs))!r}: {{0: 'batch'}}}}"
         )
     return {name: dict(dynamic.get(name, {})) for name in inputs}
 
 
 def tensors_of(torch: Any, result: Any) -> dict[str, Any]:
-    """Return the tensors of a module's result by name: those of a mapping under its keys."""
+    """Return the tensors in a module's result by name: the keys of a mapping, "output", or "output_0" …"""
     if isinstance(result, torch.Tensor):
         return {"output": result}
     items = result.items() if isinstance(result, Mapping) else ((f"output_{i}", v) for i, v in enumerate(result))
@@ -258,7 +259,7 @@ def _export(
     names, tensors = list(inputs), list(state.tensors.values())
 
     class Functional(torch.nn.Module):  # type: ignore[misc]
-        """The module as a function of its inputs, its parameters and its buffers."""
+        """The module as a function of its inputs, parameters and buffers."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -266,7 +267,7 @@ def _export(
 
         def forward(self, values: list[Any], weights: list[Any]) -> Any:
             tensors, arguments = dict(zip(state.tensors, weights, strict=True)), dict(zip(names, values, strict=True))
-            with torch_forms.stopping(torch):
+            with torch_forms.stopped_gradients(torch):
                 result = state.call(torch, self.module, arguments, tensors)
             return tuple(tensors_of(torch, result).values())
 
@@ -296,14 +297,14 @@ def _export(
 
 
 def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise TrainingError if the model computes other outputs on the example than the module."""
+    """Raise TrainingError if the exported model and the module differ in their outputs for the example."""
     graph = model.proto.graph
     if len(graph.input) != len(inputs) or len(graph.output) != len(expected):
         return
     example = {v.name: tensor.detach().cpu().numpy() for v, tensor in zip(graph.input, inputs.values(), strict=True)}
     try:
         outputs = Runner.open(model, SessionOptions(optimized=False, planned=False)).run(example)
-    except AmpRewriteError:  # a training step will say why
+    except AmpRewriteError:  # a training step reports the reason
         return
     for (name, output), tensor in zip(outputs.items(), expected.values(), strict=True):
         ours, theirs = np.asarray(output), tensor.detach().cpu().numpy()
@@ -320,4 +321,4 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[st
 
 
 _TOLERANCE = 1e-3
-"""Part of an output by which an export may differ from its module."""
+"""Allowed relative difference between the outputs of a module and of its export."""

@@ -1,1 +1,1 @@
-"""The TensorFlow API: variables, optimizers with state, networks with losses and tapes, the loss scale optimizer."""
+"""The API of TensorFlow and Keras: variables, stateful optimizers, networks, losses, tapes, loss scale optimizer."""

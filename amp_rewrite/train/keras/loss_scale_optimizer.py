@@ -1,13 +1,13 @@
-"""The loss scale optimizer of TensorFlow, and the switch of its graph rewrite.
+"""TensorFlow's LossScaleOptimizer, and the functions that enable and disable its graph rewrite.
 
 Names, errors and their order are those of `tf.keras.mixed_precision.experimental` in TensorFlow 2.1 to 2.3. Later
 versions differ in three points:
 
-- A step with nonfinite gradients does not advance `iterations` (2.4 and later count it).
-- An inner optimizer that clips gradients is refused (2.4 and later clip after unscaling, as `training_step` does).
-- The configuration is `{optimizer, loss_scale}` (that of 2.4 and later is read as well).
+- A step with nonfinite gradients does not advance `iterations`. Version 2.4 and later count it.
+- An inner optimizer that clips gradients is an error. Version 2.4 and later clip after unscaling, as `training_step`.
+- The configuration is `{optimizer, loss_scale}`. `from_config` also reads that of version 2.4 and later.
 
-Values are numpy arrays. A ValueError of TensorFlow is a `TrainingError` here, a subclass of ValueError.
+Values are numpy arrays. Where TensorFlow raises a ValueError, `TrainingError` is raised, a subclass of ValueError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import policy as policies
-from amp_rewrite.train.door import door, floats, stated
+from amp_rewrite.train.arguments import checked_arguments, float_array, quoted
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
@@ -32,9 +32,9 @@ from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import deserialize
 
 
-@door()
+@checked_arguments()
 class LossScaleOptimizer(StatefulOptimizer):
-    """An optimizer with a loss scale: it takes gradients of the scaled loss, and adapts the scale to them.
+    """An optimizer with a loss scale: it scales the loss, unscales the gradients, and adapts the scale to them.
 
     Hyperparameters, iterations, slots and weights are those of the inner optimizer.
 
@@ -43,7 +43,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         loss_scale: "dynamic", a number or a LossScale.
 
     Raises:
-        TrainingError: the optimizer is another object, already wrapped, or clips gradients, or the scale is None.
+        TrainingError: the optimizer is not an optimizer, has a loss scale or clips gradients; or the scale is None.
 
     Example:
         >>> from amp_rewrite.train import SGD, LossScaleOptimizer, Variable
@@ -59,7 +59,7 @@ class LossScaleOptimizer(StatefulOptimizer):
     def __init__(self, optimizer: StatefulOptimizer | Optimizer, loss_scale: object = "dynamic") -> None:
         inner = StatefulOptimizer(optimizer) if isinstance(optimizer, Optimizer) else optimizer
         if not isinstance(inner, StatefulOptimizer):
-            raise TrainingError(f"not an optimizer: {stated(optimizer)}; pass an Optimizer such as SGD(0.1)")
+            raise TrainingError(f"not an optimizer: {quoted(optimizer)}; pass an Optimizer such as SGD(0.1)")
         if isinstance(inner, LossScaleOptimizer):
             raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
         for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
@@ -81,13 +81,13 @@ class LossScaleOptimizer(StatefulOptimizer):
         return getattr(self.inner, name)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Return the loss times the scale, in the loss's own type; for a callable, a callable."""
+        """Return the loss times the scale, in the loss's own type. For a callable loss, return a callable."""
         if isinstance(loss, Differentiable):
             return times(loss, self.loss_scale())
         return (lambda: _times(loss(), self.loss_scale)) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """Return the gradients divided by the scale, each in its own type; None stays None, sparse stays sparse.
+        """Return the gradients divided by the scale, each in its own type; None and sparse gradients stay as they are.
 
         The division is in float32, since float16 cannot hold a scale above 65504.
         """
@@ -95,7 +95,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return [_unscaled(gradient, scale) for gradient in grads]
 
     def get_gradients(self, loss: Callable[[], Any], params: Variables) -> list[Gradient]:
-        """Return the gradients of a `Differentiable` loss, computed from the scaled loss."""
+        """Return the unscaled gradients of a `Differentiable` loss, computed from the scaled loss."""
         return self.get_unscaled_gradients(self.inner.get_gradients(self.get_scaled_loss(loss), params))
 
     def apply_gradients(
@@ -105,14 +105,14 @@ class LossScaleOptimizer(StatefulOptimizer):
         experimental_aggregate_gradients: bool = True,
         global_step: Variable | None = None,
     ) -> None:
-        """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
+        """Adapt the loss scale to unscaled gradients, and apply them if they are finite; else skip the step."""
         pairs = pairs_of(grads_and_vars)
         _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients, global_step)
 
     def checkpoint(self) -> dict[str, Array]:
-        """Return the inner optimizer's checkpoint, with a dynamic scale's "loss_scale" and "good_steps"."""
+        """Return the inner optimizer's checkpoint, plus "loss_scale" and "good_steps" for a dynamic scale."""
         saved, scale = self.inner.checkpoint(), self.loss_scale
         if isinstance(scale, DynamicLossScale):
             saved["loss_scale"] = np.array(scale.state.scale, np.float32)
@@ -120,7 +120,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return saved
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint or a file of `Trainer.save`; a scale that is not there stays."""
+        """Restore a checkpoint or a file of `Trainer.save`. If it has no loss scale, the current one stays."""
         saved, scale = checkpoint.saved_state(saved), self.loss_scale
         self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale):
@@ -129,20 +129,20 @@ class LossScaleOptimizer(StatefulOptimizer):
                 scale.state = scales.ScaleState(np.float32(value), int(good))
 
     def get_config(self) -> dict[str, Any]:
-        """Return arguments for `from_config`: the inner optimizer's and the scale's."""
-        own = type(self.inner) is not StatefulOptimizer
-        inner = serialize(self.inner) if own else self.inner.get_config()
+        """Return arguments for `from_config`: the configurations of the inner optimizer and of the scale."""
+        is_subclass = type(self.inner) is not StatefulOptimizer
+        inner = serialize(self.inner) if is_subclass else self.inner.get_config()
         return {"optimizer": inner, "loss_scale": serialize(self.loss_scale)}
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> LossScaleOptimizer:
-        """Return the optimizer of a `get_config` result.
+        """Return a new optimizer from a `get_config` result.
 
         Args:
             config: the result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later.
-            custom_objects: classes of your own by name: optimizers and loss scales.
+            custom_objects: custom optimizer and loss scale classes by name.
         """
         if "inner_optimizer" in config:
             inner = deserialize(config["inner_optimizer"], custom_objects)
@@ -172,9 +172,9 @@ def enable_mixed_precision_graph_rewrite(
 def enable_mixed_precision_graph_rewrite(
     opt: StatefulOptimizer | Optimizer | None = None, loss_scale: object = "dynamic"
 ) -> LossScaleOptimizer | None:
-    """Wrap the optimizer in a loss scale; sessions opened later convert their models.
+    """Wrap the optimizer in a loss scale, and let new sessions convert their models.
 
-    The order of checks is TensorFlow's; the rewrite is enabled last. Sessions that are already open give a warning.
+    The order of checks is TensorFlow's; the rewrite is enabled last. A warning counts sessions that are already open.
 
     Args:
         opt: the optimizer; None for a program that only runs models.
@@ -184,7 +184,7 @@ def enable_mixed_precision_graph_rewrite(
         The wrapped optimizer; None without one.
 
     Raises:
-        PolicyError: the process has a policy.
+        PolicyError: `set_policy` has set a policy.
         TrainingError: the optimizer cannot be wrapped.
 
     Example:
@@ -198,10 +198,10 @@ def enable_mixed_precision_graph_rewrite(
             " and only one of the two can be active; call set_policy(None) first"
         )
     if opened := policies.state.plain_sessions:
-        them = "1 session was" if opened == 1 else f"{opened} sessions were"
+        sessions = "1 session was" if opened == 1 else f"{opened} sessions were"
         warnings.warn(
-            f"{them} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open a"
-            " model again to convert it",
+            f"{sessions} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open"
+            " a model again to convert it",
             UserWarning,
             stacklevel=2,
         )
@@ -213,7 +213,7 @@ def enable_mixed_precision_graph_rewrite(
 
 
 def disable_mixed_precision_graph_rewrite() -> None:
-    """Let new sessions load models unchanged; warn if the rewrite was off. Open sessions and optimizers stay.
+    """Let new sessions load models unchanged; warn if the rewrite was off. Open sessions and optimizers do not change.
 
     Example:
         >>> import amp_rewrite
@@ -244,4 +244,4 @@ def _unscaled(gradient: Gradient, scale: Array) -> Gradient:
         values = _unscaled(gradient.values, scale)
         assert isinstance(values, np.ndarray)
         return gradient._replace(values=values)
-    return np.asarray(floats(gradient, "a gradient") / scale).astype(np.asarray(gradient).dtype)
+    return np.asarray(float_array(gradient, "a gradient") / scale).astype(np.asarray(gradient).dtype)

@@ -1,4 +1,4 @@
-"""Metrics of a loop in the form of Keras: the mean of numbers, and the share of right predictions."""
+"""Metrics of custom loops, as in Keras: mean and accuracy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import Namespace, door, floats
+from amp_rewrite.train.arguments import Namespace, checked_arguments, float_array
 
 
-@door()
+@checked_arguments()
 class Mean:
-    """The mean of numbers, each times its weight, such as of the losses of an epoch.
+    """Weighted mean of numbers, such as the losses of an epoch.
 
     Args:
         name: the name.
@@ -22,16 +22,16 @@ class Mean:
         self.reset_state()
 
     def reset_state(self) -> None:
-        """Forget all numbers."""
+        """Discard all numbers."""
         self._total, self._weight = 0.0, 0.0
 
     def reset_states(self) -> None:
         self.reset_state()
 
     def update_state(self, values: object, sample_weight: object = None) -> None:
-        """Add numbers, each with its weight."""
-        array = floats(values, f"the value of {self.name!r}", np.float64)
-        given = floats(1.0 if sample_weight is None else sample_weight, "sample_weight", np.float64)
+        """Add numbers. `sample_weight`: one weight per row; None weighs all equally."""
+        array = float_array(values, f"the value of {self.name!r}", np.float64)
+        given = float_array(1.0 if sample_weight is None else sample_weight, "sample_weight", np.float64)
         try:
             weights = np.broadcast_to(given.reshape(given.shape + (1,) * (array.ndim - given.ndim)), array.shape)
         except ValueError as cause:
@@ -43,7 +43,7 @@ class Mean:
         self._weight += float(weights.sum())
 
     def result(self) -> float:
-        """Return the mean since `reset_state`; NaN of no numbers."""
+        """Return the mean of the numbers since `reset_state`; NaN if there are none."""
         return self._total / self._weight if self._weight else float("nan")
 
     def __call__(self, values: object, sample_weight: object = None) -> float:
@@ -53,17 +53,17 @@ class Mean:
 
 class _Accuracy(Mean):
     def update_state(self, y_true: object, y_pred: object, sample_weight: object = None) -> None:  # type: ignore[override]
-        targets, predictions = (floats(v, f"an array of {self.name!r}", np.float64) for v in (y_true, y_pred))
-        expected, found = self.read(targets, predictions)
-        if expected.size != found.size:
+        targets, predictions = (float_array(v, f"an array of {self.name!r}", np.float64) for v in (y_true, y_pred))
+        expected, predicted = self.labels(targets, predictions)
+        if expected.size != predicted.size:
             raise TrainingError(
                 f"{self.name!r} has targets of shape {targets.shape} for predictions of shape {predictions.shape}; pass"
                 " class indices to SparseCategoricalAccuracy, and a number for each prediction to the other ones"
             )
-        super().update_state(expected.reshape(found.shape) == found, sample_weight)
+        super().update_state(expected.reshape(predicted.shape) == predicted, sample_weight)
 
-    def read(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
-        """Return the expected and the predicted classes."""
+    def labels(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+        """Return the expected and the predicted labels."""
         raise NotImplementedError
 
     def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> float:  # type: ignore[override]
@@ -71,42 +71,42 @@ class _Accuracy(Mean):
         return self.result()
 
 
-@door()
+@checked_arguments()
 class SparseCategoricalAccuracy(_Accuracy):
-    """Accuracy for class indices; classes of predictions are on the last axis."""
+    """Accuracy of predictions [..., classes] against class indices."""
 
     def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
         super().__init__(name)
 
-    def read(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+    def labels(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
         return targets, predictions.argmax(-1)
 
 
-@door()
+@checked_arguments()
 class CategoricalAccuracy(_Accuracy):
-    """Accuracy for a number for each class, the largest of which tells it."""
+    """Accuracy of predictions [..., classes] against one-hot rows."""
 
     def __init__(self, name: str = "categorical_accuracy") -> None:
         super().__init__(name)
 
-    def read(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+    def labels(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
         return targets.argmax(-1), predictions.argmax(-1)
 
 
-@door()
+@checked_arguments()
 class BinaryAccuracy(_Accuracy):
-    """Share of right answers of yes or no, 1 or 0; a prediction above the threshold is yes."""
+    """Accuracy of binary predictions against 0 and 1; a prediction above the threshold counts as 1."""
 
     def __init__(self, name: str = "binary_accuracy", threshold: float = 0.5) -> None:
         super().__init__(name)
         self.threshold = threshold
 
-    def read(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+    def labels(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
         return targets, predictions > self.threshold
 
 
 class Metrics(metaclass=Namespace):
-    """Keras's metrics under its names: `Mean`, and the accuracy for classes, one-hot rows, and answers of yes or no.
+    """Keras's metrics under its names: `Mean`, and the accuracy for class indices, one-hot rows and binary targets.
 
     Example:
         >>> from amp_rewrite.train import Metrics

@@ -1,4 +1,4 @@
-"""A model as TensorFlow's documentation uses one: compile, fit, predictions, losses of them, gradients on a tape."""
+"""Networks with the API of a Keras model: compile, fit, predict, loss objects, and gradients on a tape."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.train import policy as policies
-from amp_rewrite.train.door import Named, Namespace, door, floats, stated, to_array
+from amp_rewrite.train.arguments import AttributeHints, Namespace, checked_arguments, float_array, quoted, to_array
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.keras.variables import Variable, differentiable, listed
+from amp_rewrite.train.keras.variables import Variable, differentiable, variable_list
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
-from amp_rewrite.train.objective.parameters import TRAINED, trained
+from amp_rewrite.train.objective.parameters import TRAINED, parameter_rows
 from amp_rewrite.train.step.assembly import ModelOptions, Subject, batch_of, statistics_of
 from amp_rewrite.train.step.batches import Predictions, Scores, inputs_of
 from amp_rewrite.train.step.fitting import FitOptions, History, Progress, Rate
@@ -30,17 +30,18 @@ from amp_rewrite.train.step.model_loss import ModelLoss, Weights, WithWeights
 from amp_rewrite.train.step.step import step_of
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import Optimizer
-from amp_rewrite.train.update.optimizers import named
+from amp_rewrite.train.update.optimizers import parse_optimizer
 
 
-@door(options=ModelOptions)
+@checked_arguments(options=ModelOptions)
 class Network(WithWeights):
-    """A model as TensorFlow's documentation uses one: `compile`, `fit`, `evaluate`, `predict`, and calls in a loop.
+    """A model with the API of a Keras model: `compile`, `fit`, `evaluate`, `predict`, and calls in custom loops.
 
-    Calls give predictions, and a loss object with them a loss. Both have the values of the weights at the call. The
-    loss, its gradients and the metrics come from one forward pass. All losses of a network share its variables.
+    A call returns predictions; a loss object called with them returns a loss. Both use the weights at the time of the
+    call. One forward pass computes the loss, its gradients and the metrics. All losses of a network share its
+    variables.
 
-    Arguments are those of `training_step`, but for `policy`, which is by default that of `ModelLoss.of`.
+    The arguments are those of `training_step`. The default of `policy` is that of `ModelLoss.of`.
 
     Example:
         >>> import numpy as np
@@ -67,16 +68,16 @@ class Network(WithWeights):
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """The variables: those of the outputs, and those of losses besides."""
+        """The trained variables: those that an output or a loss of the network depends on."""
         return tuple(self._weights.variables.values())
 
     @cached_property
     def _weights(self) -> Weights:  # type: ignore[override]
-        """The weights, with a variable for each parameter of an output."""
+        """The weights, with a variable for each parameter that an output depends on."""
         own, source = Weights(self._subject), self._subject.source
         view = View.of(inlined(source))
         for output in self.outputs:
-            for row in trained(view, output, self._subject.choice, least=0):
+            for row in parameter_rows(view, output, self._subject.choice, least=0):
                 if row.role == TRAINED:
                     own.variables.setdefault(row.name, Variable(source.array(self._tensors[row.name]), row.name))
         if self._subject.training_mode:
@@ -89,13 +90,14 @@ class Network(WithWeights):
         return {tensor.name: tensor for tensor in self._subject.source.proto.graph.initializer}
 
     def _names(self) -> list[str]:
-        """Names of the weights in order: those of the module or Keras model, else trained ones and statistics."""
-        module, own, statistics = self._subject.choice.module, self._weights.held(), statistics_of(self._subject.source)
+        """Names of the weights, in the order of the PyTorch module or Keras model, else in that of the initializers."""
+        module, own = self._subject.choice.module, self._weights.arrays()
+        statistics = statistics_of(self._subject.source)
         return [*module] if module is not None else [n for n in self._tensors if n in own or n in statistics]
 
     def get_weights(self) -> list[Array]:
         """Return copies of all weights, in the order of the PyTorch module or Keras model, for its `set_weights`."""
-        own, source = self._weights.held(), self._subject.source
+        own, source = self._weights.arrays(), self._subject.source
         return [np.array(own[n] if n in own else source.array(self._tensors[n])) for n in self._names()]
 
     def set_weights(self, weights: Sequence[Array]) -> None:
@@ -105,7 +107,7 @@ class Network(WithWeights):
             weights: arrays, as `get_weights` gives them.
 
         Raises:
-            TrainingError: the number of arrays or a shape is another, or a weight that is not trained would change.
+            TrainingError: the number of arrays or a shape differs, or a weight that is not trained would change.
         """
         names, before = self._names(), self.get_weights()
         if not isinstance(weights, (list, tuple)) or len(weights) != len(names):
@@ -116,37 +118,38 @@ class Network(WithWeights):
             if name in self._weights.variables:
                 self._weights.variables[name].assign(new)
             elif f"buffer/{name}" in self._weights.running:
-                self._weights.running[f"buffer/{name}"] = floats(new, f"weight {name!r}")
+                self._weights.running[f"buffer/{name}"] = float_array(new, f"weight {name!r}")
             elif not np.array_equal(old, np.asarray(new)):
                 raise TrainingError(f"weight {name!r} is a constant here, since it is not trained; make a new network")
 
     # -- predictions and losses ----------------------------------------------------------------------------
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the network, by a text as `training_step` takes it, with its variables."""
+        """Return a loss with the network's variables; `text` is the `loss` argument of `training_step`."""
         if text not in self._losses:
             require("Network")
             self._losses[text] = self._weights.loss(text)
         return self._losses[text]
 
     def __call__(self, inputs: object, training: bool | None = None) -> Predictions:
-        """Return the predictions for inputs with the weights as they are now; numpy computes them when it reads them.
+        """Return the predictions for a batch with the current weights; they are computed when they are first read.
 
         Args:
             inputs: an array for a model of one input, or a mapping from names to arrays.
-            training: accepted as in Keras. Numbers of predictions are always those of the model in evaluation; a loss
-                of them is in training mode if the network is.
+            training: accepted as in Keras, and ignored. Predictions are always those of evaluation mode; a loss of
+                them is computed in training mode if the network has `training_mode=True`.
         """
         if not isinstance(inputs, Mapping):
             if len(self.inputs) != 1:
                 raise TrainingError(
                     f"the model has the inputs {', '.join(self.inputs)}; pass a mapping with all of them"
                 )
-            inputs = {self.inputs[0]: floats(inputs, "the input") if inputs is None else to_array(inputs, "the input")}
+            convert = float_array if inputs is None else to_array  # float_array rejects None
+            inputs = {self.inputs[0]: convert(inputs, "the input")}
         own = self._weights
-        batch, held = dict(inputs_of(self._subject.source, self.inputs, inputs)), own.held()
-        computed = cache(lambda: own.predictor(batch, held))
-        return Predictions(computed, self.outputs, self.outputs[0], _Source(self, batch, held))
+        batch, weights = dict(inputs_of(self._subject.source, self.inputs, inputs)), own.arrays()
+        compute = cache(lambda: own.predictor(batch, weights))
+        return Predictions(compute, self.outputs, self.outputs[0], _Source(self, batch, weights))
 
     # -- fit -----------------------------------------------------------------------------------------------
 
@@ -156,39 +159,40 @@ class Network(WithWeights):
         loss: LossObject | str = "",
         metrics: str | Sequence[str] = (),
     ) -> None:
-        """Choose optimizer, loss and metrics for `fit` and `evaluate`, as in Keras.
+        """Set optimizer, loss and metrics for `fit` and `evaluate`, as in Keras.
 
         Args:
-            optimizer: an optimizer or its name; a `LossScaleOptimizer` brings its loss scale, others take the policy's.
-            loss: a loss object, its name in Keras, such as "sparse_categorical_crossentropy", or as `training_step`
-                takes it.
-            metrics: "accuracy", which losses of classes have; they give it unasked, too.
+            optimizer: an optimizer or its name. A `LossScaleOptimizer` has its own loss scale; others use the policy's.
+            loss: a loss object, its name in Keras, such as "sparse_categorical_crossentropy", or the `loss` argument
+                of `training_step`.
+            metrics: "accuracy", for classification losses, which compute it in any case.
 
         Raises:
             TrainingError: the loss, the optimizer or a metric is unknown.
         """
         if isinstance(optimizer, str):
-            optimizer = named(optimizer)
+            optimizer = parse_optimizer(optimizer)
         if isinstance(optimizer, Optimizer):
             optimizer = StatefulOptimizer(optimizer)
-        kind = KERAS_LOSSES.get(loss.lower(), loss) if isinstance(loss, str) else loss
-        if callable(kind) and not isinstance(kind, LossObject):
+        chosen = KERAS_LOSSES.get(loss.lower(), loss) if isinstance(loss, str) else loss
+        if callable(chosen) and not isinstance(chosen, LossObject):
             raise TrainingError(
-                f"the loss is {stated(kind)}, which is not a loss object of `Losses`; use one, such as"
+                f"the loss is {quoted(chosen)}, which is not a loss object of `Losses`; use one, such as"
                 f" Losses.MeanSquaredError(), or a name: {', '.join(KERAS_LOSSES)}"
             )
-        text = kind.text(self.outputs[0], _free("y_true", self.inputs)) if isinstance(kind, LossObject) else kind
-        step = step_of(self._subject, text, optimizer)
+        if isinstance(chosen, LossObject):
+            chosen = chosen.text(self.outputs[0], _unused("y_true", self.inputs))
+        step = step_of(self._subject, chosen, optimizer)
         for metric in as_names(metrics):
             if metric != "accuracy":
                 raise TrainingError(
-                    f"not a metric of fit: {stated(metric)}; use 'accuracy', and compute others from what predict gives"
+                    f"not a metric of fit: {quoted(metric)}; use 'accuracy', and compute others from what predict gives"
                 )
             if not step.metrics:
                 raise TrainingError(f"the loss {step.objective!r} has no accuracy; leave metrics out")
         self._compiled = Trainer(step)
 
-    @door(options=FitOptions)
+    @checked_arguments(options=FitOptions)
     def fit(
         self,
         x: object = None,
@@ -200,16 +204,16 @@ class Network(WithWeights):
         progress: Progress | None = None,
         **options: Unpack[FitOptions],
     ) -> History:
-        """Train by the choices of `compile` and return losses and metrics; see `Trainer.fit`.
+        """Train with the settings of `compile` and return losses and metrics; see `Trainer.fit`.
 
-        The variables have the trained values afterwards.
+        The variables have the trained values afterwards, even if `fit` raises an error.
         """
         trainer = self._synchronized()
         try:
             return trainer.fit(x, y, batch_size, epochs, learning_rate=learning_rate, progress=progress, **options)
         finally:
-            trained_now = trainer.get_weights()
-            for name, array in trained_now.items():
+            weights = trainer.get_weights()
+            for name, array in weights.items():
                 if name in self._weights.variables:
                     self._weights.variables[name].assign(array)
                 else:
@@ -222,86 +226,86 @@ class Network(WithWeights):
         return self._synchronized().evaluate(x, y, batch_size)
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
-        """Return the predictions for all rows, computed by batches; [NAME] gives another output.
+        """Return the predictions for all rows, computed in batches; index them by name for another output.
 
         Args:
             x: inputs, as `fit` takes them.
             batch_size: rows of a batch.
             verbose: accepted as in Keras.
         """
-        return self._weights.predictor.rows(x, batch_size, self._weights.held())
+        return self._weights.predictor.rows(x, batch_size, self._weights.arrays())
 
     def _synchronized(self) -> Trainer:
         if self._compiled is None:
             raise TrainingError("the network has no loss and no optimizer for fit and evaluate; call compile first")
-        own = self._weights.held()
+        own = self._weights.arrays()
         self._compiled.set_weights({n: own[n] for n in self._compiled.get_weights() if n in own})
         return self._compiled
 
 
 class _Source(NamedTuple):
-    """What predictions were computed from: a network, inputs by name, and weights by name."""
+    """The network, inputs and weights behind predictions."""
 
     network: Network
     inputs: Mapping[str, Array]
-    held: Mapping[str, Array]
+    weights: Mapping[str, Array]
 
 
-def _free(name: str, taken: Sequence[str]) -> str:
+def _unused(name: str, taken: Sequence[str]) -> str:
     while name in taken:
         name += "_"
     return name
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class LossObject:
-    """A loss of targets and predictions, with the options of its formula."""
+    """A loss object of Keras: a formula of `training_step` with its options."""
 
     formula: str
     options: Mapping[str, object] = field(default_factory=dict)
 
     def text(self, prediction: str, target: str, weight: str | None = None) -> str:
         options = {**self.options, "sample_weight": None} if weight is None else self.options
-        said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
-        return f"{self.formula}({prediction}, {target}{said}{f', sample_weight={weight}' if weight else ''})"
+        settings = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+        return f"{self.formula}({prediction}, {target}{settings}{f', sample_weight={weight}' if weight else ''})"
 
     def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> ModelLoss:
-        """Return the loss of a batch with the weights of its predictions; a `GradientTape` gives its gradients.
+        """Return the loss of a batch, at the weights behind its predictions; `GradientTape` computes its gradients.
 
         Args:
-            y_true: targets.
-            y_pred: predictions of a network.
+            y_true: the targets of the batch.
+            y_pred: the predictions of a `Network` for it.
             sample_weight: a weight for each row, or None.
         """
         source = getattr(y_pred, "source", None)
         if not isinstance(source, _Source) or not isinstance(y_pred, Predictions):
             raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; call with (y, network(inputs))")
-        target, weight = _free("y_true", source.network.inputs), _free("sample_weight", source.network.inputs)
+        target, weight = _unused("y_true", source.network.inputs), _unused("sample_weight", source.network.inputs)
         loss = source.network.loss(self.text(y_pred.output, target, None if sample_weight is None else weight))
         batch = {**source.inputs, target: to_array(y_true, "y_true")}
         if sample_weight is not None:
-            batch[weight] = floats(sample_weight, "sample_weight").reshape(len(batch[target]))
-        return loss.on(batch, source.held)
+            batch[weight] = float_array(sample_weight, "sample_weight").reshape(len(batch[target]))
+        return loss.on(batch, source.weights)
 
 
 _LOGITS, _SMOOTHING = "from_logits", "label_smoothing"
 _PROBABILITIES: Mapping[str, object] = {_LOGITS: False}
-"""What predictions are by default in Keras."""
+"""Keras's default: predictions are probabilities."""
 _BY_CLASS: Mapping[str, object] = {**_PROBABILITIES, "axis": -1}
 _MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
-"""Reductions of Keras that are the mean."""
+"""Keras's reductions that are the mean."""
 
 
-def _loss(formula: str, words: str, *places: str, **defaults: object) -> Callable[..., LossObject]:
-    """Return a function from options to the loss object of a formula; it is documented as `words`.
+def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Callable[..., LossObject]:
+    """Return a function that creates the loss object of a formula from options.
 
-    `places`: the options that Keras takes by place.
+    `doc`: the docstring of that function. `positional`: the options that Keras accepts as positional arguments.
     """
 
     def make(*given: object, reduction: str | None = None, name: str | None = None, **options: object) -> LossObject:
-        if len(given) > len(places) or set(places[: len(given)]) & options.keys():
-            raise TrainingError(f"{formula} takes {', '.join(places) or 'nothing'} by place; name other options")
+        if len(given) > len(positional) or set(positional[: len(given)]) & options.keys():
+            raise TrainingError(f"{formula} takes {', '.join(positional) or 'nothing'} by place; name other options")
         if reduction not in _MEAN:
             raise TrainingError(
                 f"reduction={reduction!r} is not here: losses are means; multiply them, as in loss * 32"
@@ -310,18 +314,18 @@ def _loss(formula: str, words: str, *places: str, **defaults: object) -> Callabl
         if unknown is not None:
             legal = FORMULAS[formula].options
             raise TrainingError(f"{formula} has no option {unknown!r}; {advice(unknown, legal, f'it has {legal}')}")
-        return LossObject(formula, {**defaults, **dict(zip(places, given, strict=False)), **options})
+        return LossObject(formula, {**defaults, **dict(zip(positional, given, strict=False)), **options})
 
-    make.__doc__ = words
+    make.__doc__ = doc
     return make
 
 
 class Losses(metaclass=Namespace):
-    """Keras's loss objects, for predictions of a `Network`. Options are those of the formula in `training_step`'s text.
+    """Keras's loss objects, for predictions of a `Network`, with the options of `training_step`'s formulas.
 
-    Predictions are probabilities, unless `from_logits=True` says otherwise; of the result of a Softmax or Sigmoid the
-    loss reads the logits. Classes are on the last axis, or on that of `axis`. All are means over all numbers or rows;
-    `KLDivergence` divides by the rows alone, as PyTorch does.
+    Predictions are probabilities unless `from_logits=True`. If a Softmax or Sigmoid computes them, the loss reads its
+    logits instead. The class axis is the last one, or `axis`. All losses are means over rows or numbers;
+    `KLDivergence` divides by the number of rows, as PyTorch's "batchmean".
     """
 
     SparseCategoricalCrossentropy = staticmethod(
@@ -348,15 +352,15 @@ KERAS_LOSSES: Mapping[str, LossObject] = {
     **dict.fromkeys(("mean_absolute_error", "mae"), Losses.MeanAbsoluteError()),
     "huber": Losses.Huber(),
 }
-"""Loss objects by their names in Keras."""
+"""Loss objects by their Keras names."""
 
 
-@door()
-class GradientTape(Named):
-    """Gradients of losses in the form of tf.GradientTape. The graph has them already; the tape records nothing.
+@checked_arguments()
+class GradientTape(AttributeHints):
+    """Gradients of losses with the API of tf.GradientTape. The tape records nothing: graphs contain their gradients.
 
     Args:
-        persistent: accepted as in TensorFlow; every tape gives gradients as often as it is asked.
+        persistent: accepted as in TensorFlow, and ignored: every tape is persistent.
     """
 
     def __init__(self, persistent: bool = False) -> None:
@@ -373,10 +377,10 @@ class GradientTape(Named):
     @overload
     def gradient(self, target: object, sources: Sequence[Variable]) -> list[Gradient]: ...
     def gradient(self, target: object, sources: Variable | Sequence[Variable]) -> Gradient | list[Gradient]:
-        """Return the gradients of a loss, or of a scaled loss: one for one variable, a list for several.
+        """Return the gradient of a loss, scaled or not, for one variable, or a list of gradients for several.
 
         Raises:
             TrainingError: the target is not a loss of a model.
         """
-        found = differentiable(target).gradients(listed(sources, target), np.array(1, np.float32))
-        return found[0] if isinstance(sources, Variable) else found
+        gradients = differentiable(target).gradients(variable_list(sources, target), np.array(1, np.float32))
+        return gradients[0] if isinstance(sources, Variable) else gradients

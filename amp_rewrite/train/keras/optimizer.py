@@ -1,4 +1,4 @@
-"""Optimizers with state in the style of Keras."""
+"""Optimizers with state, as in Keras."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import door, stated, whole_number
+from amp_rewrite.train.arguments import checked_arguments, quoted, whole_number
 from amp_rewrite.train.keras.variables import (
     GradsAndVars,
     Variable,
     Variables,
-    checked,
+    as_variable,
     differentiable,
-    listed,
     pairs_of,
     times,
+    variable_list,
 )
 from amp_rewrite.train.loss_scale import Gradient, serialize
 from amp_rewrite.train.step import checkpoint
@@ -30,10 +30,10 @@ from amp_rewrite.train.update.optimizers import deserialize
 
 @dataclass(eq=False)
 class OptimizerState:
-    """The mutable part of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
+    """The mutable state of an optimizer; a `LossScaleOptimizer` shares it with its inner optimizer.
 
-    `slots`: by variable and slot. `added`: names of slots of `add_slot`. `variables`: by name, to tell two of one name
-    apart; a copy has variables of its own.
+    `count`: number of steps. `slots`: by variable and slot name. `added`: names of the slots from `add_slot`.
+    `variables`: by name, to detect two variables with one name; copies of the optimizer start without any.
     """
 
     rule: Optimizer
@@ -46,37 +46,37 @@ class OptimizerState:
         return vars(self) | {"variables": {}}
 
 
-@door()
+@checked_arguments()
 class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras.
 
-    Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). An optimizer
-    given to `training_step` brings its step count and slots to each `fit`, and has those of the `Trainer` afterwards; a
-    learning rate that is set holds from the next step on.
+    Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). If an optimizer
+    is passed to `training_step`, each `fit` starts from its step count and slots and updates them at the end. A new
+    learning rate applies from the next step on.
 
     Args:
-        rule: the optimizer's arithmetic and hyperparameters.
+        rule: the arithmetic and hyperparameters, such as `SGD(0.1)`.
     """
 
     _state: OptimizerState
 
     def __init__(self, rule: Optimizer) -> None:
         if not isinstance(rule, Optimizer):
-            raise TrainingError(f"not an optimizer: {stated(rule)}; pass an Optimizer such as SGD(0.1)")
+            raise TrainingError(f"not an optimizer: {quoted(rule)}; pass an Optimizer such as SGD(0.1)")
         vars(self)["_state"] = OptimizerState(rule)
 
     @property
     def rule(self) -> Optimizer:
-        """Arithmetic and hyperparameters."""
+        """The arithmetic and hyperparameters."""
         return self._state.rule
 
     @property
     def iterations(self) -> int:
-        """Number of steps."""
+        """Number of completed steps."""
         return self._state.count
 
     def slots(self) -> dict[str, dict[str, Array]]:
-        """Return the slots by variable; do not modify them."""
+        """Return the slots by variable and slot name; do not modify them."""
         return self._state.slots
 
     def __getattr__(self, name: str) -> Any:
@@ -91,8 +91,8 @@ class StatefulOptimizer:
         elif name == "iterations":
             self._state.count = whole_number(name, value.item() if isinstance(value, np.ndarray) else value, 0)
         else:
-            known = ", ".join(part.name for part in fields(self.rule))
-            raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
+            names = ", ".join(part.name for part in fields(self.rule))
+            raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {names}")
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_ALIASES, *(part.name for part in fields(self.rule))})
@@ -101,21 +101,21 @@ class StatefulOptimizer:
         """Return the gradients of a `Differentiable` loss.
 
         Raises:
-            TrainingError: the loss is another callable.
+            TrainingError: the loss is not `Differentiable`.
         """
-        return differentiable(loss).gradients(listed(params), np.array(1, np.float32))
+        return differentiable(loss).gradients(variable_list(params), np.array(1, np.float32))
 
     def compute_gradients(
         self, loss: Callable[[], Any], var_list: Variables | None = None, grad_loss: object = None
     ) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of a gradient and its variable, for `apply_gradients`; the first half of `minimize`.
+        """Return pairs of a gradient and its variable for `apply_gradients`; the first half of `minimize`.
 
         Args:
             loss: a `Differentiable` loss.
-            var_list: variables, one or several; None: those of the loss.
-            grad_loss: gradient with respect to the loss, by which the gradients are multiplied; None is 1.
+            var_list: one variable or several; None means those of the loss.
+            grad_loss: a factor for the gradients: the gradient with respect to the loss; None means 1.
         """
-        variables = listed(var_list, loss)
+        variables = variable_list(var_list, loss)
         return list(zip(self.get_gradients(times(loss, grad_loss), variables), variables, strict=True))
 
     def minimize(
@@ -126,20 +126,20 @@ class StatefulOptimizer:
         name: str | None = None,
         global_step: Variable | None = None,
     ) -> None:
-        """Make one step down a `Differentiable` loss.
+        """Make one optimization step on a `Differentiable` loss.
 
         Args:
             loss: the loss.
-            var_list: variables to change, one or several; None: those of the loss.
-            grad_loss: gradient with respect to the loss; None is 1.
-            name: accepted as in Keras, and not used: there are no graph ops to name.
-            global_step: a variable that counts steps; a skipped step does not count.
+            var_list: one variable or several to change; None means those of the loss.
+            grad_loss: gradient with respect to the loss; None means 1.
+            name: accepted as in Keras, and ignored: there are no graph ops to name.
+            global_step: a variable that counts steps; skipped steps do not count.
         """
         pairs = self.compute_gradients(loss, var_list, grad_loss)
         self.apply_gradients(pairs, name, global_step=global_step)
 
     def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
-        """Return a list with the update of one step down a `Differentiable` loss, as a function without arguments."""
+        """Return a list with one function, which makes one step on a `Differentiable` loss."""
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(
@@ -149,12 +149,12 @@ class StatefulOptimizer:
         experimental_aggregate_gradients: bool = True,
         global_step: Variable | None = None,
     ) -> None:
-        """Make one step with these gradients; a variable with gradient None keeps its value.
+        """Make one step with these gradients; a variable with the gradient None keeps its value.
 
         Args:
             grads_and_vars: pairs of a gradient and its variable.
-            name: accepted as in Keras, and not used: there are no graph ops to name.
-            experimental_aggregate_gradients: accepted as in Keras, and not used: `averaged` adds up replicas.
+            name: accepted as in Keras, and ignored: there are no graph ops to name.
+            experimental_aggregate_gradients: accepted as in Keras, and ignored: `averaged` combines replicas.
             global_step: a variable that counts steps.
 
         Raises:
@@ -166,8 +166,8 @@ class StatefulOptimizer:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         values = {variable.name: variable.numpy() for _, variable in pairs}
         for variable_name, fresh in initial_slots(self.rule, values).items():
-            known = slots.get(variable_name, {})
-            own = {slot: array for slot, array in known.items() if slot in fresh or slot in self._state.added}
+            current = slots.get(variable_name, {})
+            own = {slot: array for slot, array in current.items() if slot in fresh or slot in self._state.added}
             for slot, array in fresh.items():  # setting a hyperparameter during training can add a slot
                 if own.setdefault(slot, array).shape != array.shape:
                     raise TrainingError(
@@ -182,14 +182,14 @@ class StatefulOptimizer:
             slots[variable.name] |= slots_after[variable.name]
         self._state.count += 1
         if global_step is not None:
-            checked(global_step).assign_add(1)
+            as_variable(global_step).assign_add(1)
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
         return sorted({*self.rule.slots(), *self._state.added})
 
     def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
-        """Add a slot to a variable, for an optimizer of your own; return a copy of it. An existing one stays.
+        """Add a slot to a variable, for custom optimizers, and return a copy of it. An existing slot is kept.
 
         Args:
             var: the variable.
@@ -197,22 +197,22 @@ class StatefulOptimizer:
             initializer: "zeros", "ones", a number, an array, or a function from the shape to an array.
 
         Raises:
-            TrainingError: the first value does not fit the variable.
+            TrainingError: the initial value does not have the variable's shape.
         """
-        own = self.slots().setdefault(checked(var).name, {})
+        own = self.slots().setdefault(as_variable(var).name, {})
         if slot_name not in own:
-            own[slot_name] = _first(initializer, var, slot_name)
+            own[slot_name] = _initial_value(initializer, var, slot_name)
             self._state.added.add(slot_name)
         return own[slot_name].copy()
 
     def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
-        """Set an existing slot.
+        """Set the value of an existing slot.
 
         Raises:
-            TrainingError: the slot is unknown, or the value does not fit.
+            TrainingError: the slot is unknown, or the value does not have the variable's shape.
         """
         self.get_slot(var, slot_name)
-        self.slots()[var.name][slot_name] = _first(value, var, slot_name)
+        self.slots()[var.name][slot_name] = _initial_value(value, var, slot_name)
 
     def get_slot(self, var: Variable, slot_name: str) -> Array:
         """Return a copy of a slot.
@@ -231,20 +231,20 @@ class StatefulOptimizer:
 
     @property
     def weights(self) -> list[Array]:
-        """The step count, then all slots, in the order of `checkpoint`."""
+        """The step count, followed by all slots, in the order of `checkpoint`."""
         return list(StatefulOptimizer.checkpoint(self).values())
 
     def get_weights(self) -> list[Array]:
-        """Return `weights`."""
+        """Return `weights`, as in Keras."""
         return self.weights
 
     variables = get_weights
 
     def set_weights(self, weights: Sequence[Array]) -> None:
-        """Set the result of `get_weights`.
+        """Restore the result of `get_weights`.
 
         Raises:
-            TrainingError: the number of arrays is another.
+            TrainingError: the number of arrays differs.
         """
         keys = list(StatefulOptimizer.checkpoint(self))
         if len(keys) != len(weights):
@@ -252,11 +252,11 @@ class StatefulOptimizer:
         StatefulOptimizer.restore(self, dict(zip(keys, weights, strict=True)))
 
     def checkpoint(self) -> dict[str, Array]:
-        """Return all state by its paths in files of `Trainer.save`: "step", "slot/<variable>/<slot>"."""
+        """Return all state by its path in files of `Trainer.save`: "step", "slot/<variable>/<slot>"."""
         return {path: np.array(array) for path, array in checkpoint.by_path(self.iterations, self.slots()).items()}
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` around an equal one, or of a `Trainer`.
+        """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` with an equal inner one, or of a `Trainer`.
 
         Args:
             saved: the result of `checkpoint`, or a file of `Trainer.save`.
@@ -268,10 +268,10 @@ class StatefulOptimizer:
         count = np.asarray(saved.get("step"))
         if count.shape != () or count.dtype.kind not in "iu":
             raise TrainingError("the checkpoint lacks the step count 'step'; pass the result of checkpoint()")
-        strange = next((path for path in saved if not path.startswith(checkpoint.PATHS)), None)
-        if strange is not None:
+        unexpected = next((path for path in saved if not path.startswith(checkpoint.PATHS)), None)
+        if unexpected is not None:
             raise TrainingError(
-                f"the checkpoint has {strange!r}, which is of another tool; pass what checkpoint() gives"
+                f"the checkpoint has {unexpected!r}, which is of another tool; pass what checkpoint() gives"
             )
         slots: dict[str, dict[str, Array]] = {}
         for path in (path for path in saved if path.startswith(checkpoint.SLOT)):
@@ -292,17 +292,17 @@ class StatefulOptimizer:
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> StatefulOptimizer:
-        """Return the optimizer of a `get_config` result."""
-        made = deserialize(config, custom_objects)
-        return made if isinstance(made, StatefulOptimizer) else cls(made)
+        """Return a new optimizer from a `get_config` result."""
+        optimizer = deserialize(config, custom_objects)
+        return optimizer if isinstance(optimizer, StatefulOptimizer) else cls(optimizer)
 
 
-def _first(value: object, var: Variable, slot: str) -> Array:
+def _initial_value(value: object, var: Variable, slot: str) -> Array:
     if isinstance(value, str):
         value = {"zeros": 0.0, "ones": 1.0}.get(value, value)
-    made = value(var.shape) if callable(value) else value
+    array = value(var.shape) if callable(value) else value
     try:
-        return np.array(np.broadcast_to(np.asarray(made, np.float32), var.shape))
+        return np.array(np.broadcast_to(np.asarray(array, np.float32), var.shape))
     except (TypeError, ValueError) as cause:
         raise TrainingError(
             f"{value!r} is not a value of slot {slot!r} of {var.name!r}, whose shape is {var.shape}; use 'zeros',"

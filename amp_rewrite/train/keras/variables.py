@@ -1,4 +1,4 @@
-"""Variables, and losses with gradients with respect to them."""
+"""Variables, and losses with gradients with respect to variables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import door, floats, stated
+from amp_rewrite.train.arguments import checked_arguments, float_array, quoted
 from amp_rewrite.train.loss_scale import Gradient
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base of arrays for numpy; arithmetic with them gives arrays."""
+    """Base class of objects that behave like a numpy array; arithmetic with them returns arrays."""
 
     def numpy(self) -> Array:
         raise NotImplementedError
@@ -56,48 +56,48 @@ class ArrayLike(NDArrayOperatorsMixin):
         return format(self.numpy()[()] if not self.shape else self.numpy(), form)
 
 
-@door()
+@checked_arguments()
 class Variable(ArrayLike):
-    """A named, mutable float32 array, the counterpart of tf.Variable; arithmetic with it gives arrays.
+    """A named, mutable float32 array, like tf.Variable; arithmetic with it returns arrays.
 
     Args:
-        value: the first value.
-        name: the name.
+        value: the initial value, converted to float32.
+        name: the name, which identifies the variable for optimizers and checkpoints.
     """
 
     def __init__(self, value: object, name: str = "Variable") -> None:
         self.name = name
-        self._value = floats(value, f"the value of variable {name!r}")
+        self._value = float_array(value, f"the value of variable {name!r}")
 
     def numpy(self) -> Array:
         """Return a copy of the value."""
         return self._value.copy()
 
     @property
-    def held(self) -> Array:
-        """The value itself, unchanged by assignments; do not modify it."""
+    def array(self) -> Array:
+        """The current value without a copy; do not modify it. Assignments replace it."""
         return self._value
 
-    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__  # a variable is equal to itself alone
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__  # identity, not values
 
     def assign(self, value: object) -> None:
         """Set the value.
 
         Raises:
-            TrainingError: the shape is another.
+            TrainingError: the value has a different shape.
         """
-        array = floats(value, f"the value of variable {self.name!r}")
+        array = float_array(value, f"the value of variable {self.name!r}")
         if array.shape != self.shape:
             raise TrainingError(f"variable {self.name!r} has shape {self.shape}, not {array.shape}; assign that shape")
         self._value = array
 
     def assign_add(self, delta: object) -> None:
         """Add to the value."""
-        self.assign(self._value + floats(delta, "the summand"))
+        self.assign(self._value + float_array(delta, "the summand"))
 
     def assign_sub(self, delta: object) -> None:
         """Subtract from the value."""
-        self.assign(self._value - floats(delta, "the subtrahend"))
+        self.assign(self._value - float_array(delta, "the subtrahend"))
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} shape={self.shape}>"
@@ -105,42 +105,42 @@ class Variable(ArrayLike):
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """A loss with its own gradients, such as `ModelLoss` of an ONNX model."""
+    """A loss that computes its own gradients, such as the `ModelLoss` of an ONNX model."""
 
     def __call__(self) -> Any: ...
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of `seed` times the loss; None for a variable without effect on it."""
+        """Return the gradients of `seed` times the loss; None for variables that it does not depend on."""
 
 
 Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]
-"""One variable, several, or a function that returns them, as Keras takes `var_list`."""
+"""One variable, several, or a function that returns them, like Keras's `var_list`."""
 
 
-def listed(variables: Variables | None, loss: object = None) -> list[Variable]:
-    """Return variables as a list; None stands for those of the loss."""
+def variable_list(variables: Variables | None, loss: object = None) -> list[Variable]:
+    """Return variables as a list; None means those of the loss."""
     if variables is None:
         variables = getattr(loss, "variables", None)
         if variables is None:
             raise TrainingError(
-                f"{stated(loss)} does not tell its variables; pass them as var_list, or a loss of a model"
+                f"{quoted(loss)} does not tell its variables; pass them as var_list, or a loss of a model"
             )
     if isinstance(variables, Variable):
         return [variables]
     given: object = variables() if callable(variables) and not isinstance(variables, Differentiable) else variables
     if not isinstance(given, Iterable) or isinstance(given, Differentiable):
-        raise TrainingError(f"{stated(variables)} are not variables; pass a Variable or several, after the loss")
-    return [checked(variable) for variable in given]
+        raise TrainingError(f"{quoted(variables)} are not variables; pass a Variable or several, after the loss")
+    return [as_variable(variable) for variable in given]
 
 
-def checked(variable: object) -> Variable:
+def as_variable(variable: object) -> Variable:
     if isinstance(variable, Variable):
         return variable
     raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variable objects, gradients before them")
 
 
 class Loss(ArrayLike):
-    """A `Differentiable` loss, a number for numpy. Times a number it is one again."""
+    """Base class of `Differentiable` losses. Numpy sees a loss as a number; a loss times a number is a loss."""
 
     variables: tuple[Variable, ...]
 
@@ -169,7 +169,7 @@ class Loss(ArrayLike):
 
 @dataclass(frozen=True, eq=False)
 class Product(Loss):
-    """A loss times a number; `Differentiable` if the loss is."""
+    """The product of a loss and a number; `Differentiable` if the loss is."""
 
     loss: Callable[[], Any]
     factor: np.float32
@@ -189,7 +189,7 @@ class Product(Loss):
 
 
 def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
-    """Return the loss times the gradient with respect to it; the loss itself for None."""
+    """Return the loss times a number, the gradient with respect to the loss; None returns the loss itself."""
     if weight is None:
         return loss
     array = np.asarray(weight, np.float32)
@@ -205,18 +205,18 @@ def differentiable(loss: object) -> Differentiable:
     if isinstance(loss, Differentiable):
         return loss
     raise TrainingError(
-        f"{stated(loss)} has no gradients; use a ModelLoss, or compute the gradients of get_scaled_loss(loss) yourself"
+        f"{quoted(loss)} has no gradients; use a ModelLoss, or compute the gradients of get_scaled_loss(loss) yourself"
         " and pass them through get_unscaled_gradients to apply_gradients"
     )
 
 
 def pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variable]]:
-    """Return the pairs as a list. TrainingError if no variable has a gradient."""
+    """Return pairs of gradient and variable as a list. TrainingError if no variable has a gradient."""
     given = grads_and_vars if isinstance(grads_and_vars, Iterable) else [None]
     pairs = [pair if isinstance(pair, (tuple, list)) else () for pair in given]
     if any(len(pair) != 2 for pair in pairs):
         raise TrainingError("not pairs of a gradient and its variable; pass zip(gradients, variables)")
-    pairs = [(gradient, checked(variable)) for gradient, variable in pairs]
+    pairs = [(gradient, as_variable(variable)) for gradient, variable in pairs]
     if all(gradient is None for gradient, _ in pairs):
         names = ", ".join(repr(variable.name) for _, variable in pairs) or "no variables"
         raise TrainingError(f"no gradient for any variable: {names}; pass variables that the loss depends on")

@@ -1,1 +1,1 @@
-"""The training objective: the loss, the parameters it is minimised over, and layers in training mode."""
+"""The training objective: the loss, its prediction and targets, and the parameters to train."""

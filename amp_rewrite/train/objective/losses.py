@@ -1,4 +1,4 @@
-"""Objectives: a model with its loss, a value of the model or appended to it, with inputs for targets."""
+"""Objectives: a model with a loss of its own, or with an appended loss and inputs for the targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.train.door import stated
+from amp_rewrite.train.arguments import quoted
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Prediction, TargetInput
 
 REGION = "amp.loss"
@@ -26,9 +26,10 @@ REGION = "amp.loss"
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A loss: the function to append it, which returns its value and its accuracy, and the names of its options.
+    """A loss: a function that appends it and returns its value and accuracy, and the names of its options.
 
-    `activation`: the op whose result it also takes, in place of what goes into that op.
+    `activation`: the op that turns logits into the probabilities of this loss. If it computes the prediction, the loss
+    reads its input instead.
     """
 
     append: Callable[[Prediction], tuple[str, str | None]]
@@ -36,47 +37,47 @@ class Formula:
     activation: str | None = None
 
 
-# -- classes -----------------------------------------------------------------------------------------
+# -- classification ----------------------------------------------------------------------------------
 
 
 def _cross_entropy(p: Prediction) -> tuple[str, str]:
-    """The mean of -log p(class), as torch's cross_entropy with class indices."""
-    b, shape = p.b, p.by_class()
+    """Append the mean of -log p(class), as torch's cross_entropy with class indices."""
+    b, shape = p.b, p.move_class_axis()
     count = shape[1] if isinstance(shape[1], int) else None
     ignored, weights = p.option("ignore_index"), p.class_weights(count)
-    facts = {"classes": count, "ignored": ignored, "axis": p.class_axis(), "class_weights": weights}
-    labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32, kind=CLASSES, **facts)
+    fields = {"classes": count, "ignored": ignored, "axis": p.class_axis(), "class_weights": weights}
+    labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32, kind=CLASSES, **fields)
     logs, kept, smoothing = p.logarithms(1), p.kept(labels, ignored), p.option("label_smoothing")
-    read, share = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], kept
+    inputs, share = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], kept
     picked = partial(b.op, "NegativeLogLikelihoodLoss", reduction="none", ignore_index=ignored)
-    each = picked(logs, *read)
+    each = picked(logs, *inputs)
     if weights is not None:
-        share = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *read)
+        share = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *inputs)
     if smoothing:
         rows = b.op("Neg", b.reduce("ReduceSum", p.times_classes(logs, weights), [1], keepdims=False))
         spread = p.times(b.op("Mul", rows, kept), smoothing / p.known_classes(count))
         each = b.op("Add", p.times(each, 1 - smoothing), spread)
-    hits = b.op("Equal", b.op("ArgMax", p.x, axis=1, keepdims=0), b.cast(labels, DType.INT64))
-    right = b.op("Mul", b.op("Cast", hits, to=DType.FLOAT.code), kept)
+    equal = b.op("Equal", b.op("ArgMax", p.x, axis=1, keepdims=0), b.cast(labels, DType.INT64))
+    correct = b.op("Mul", b.op("Cast", equal, to=DType.FLOAT.code), kept)
     value, divisor, accuracy, total = (
         b.reduce("ReduceSum", part, None, keepdims=False)
-        for part in (p.weighted(each, len(shape) - 1), share, right, kept)
+        for part in (p.weighted(each, len(shape) - 1), share, correct, kept)
     )
     return b.op("Div", value, divisor), b.op("Div", accuracy, total)
 
 
-def _agreement(p: Prediction, targets: str, axis: int) -> str:
-    return _share(p.b, p.b.op("Equal", *(p.b.op("ArgMax", v, axis=axis, keepdims=0) for v in (p.x, targets))))
+def _accuracy(p: Prediction, targets: str, axis: int) -> str:
+    return _mean_of_bools(p.b, p.b.op("Equal", *(p.b.op("ArgMax", v, axis=axis, keepdims=0) for v in (p.x, targets))))
 
 
-def _share(b: Builder, right: str) -> str:
-    return b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
+def _mean_of_bools(b: Builder, correct: str) -> str:
+    return b.reduce("ReduceMean", b.op("Cast", correct, to=DType.FLOAT.code), None, keepdims=False)
 
 
 def _categorical(p: Prediction) -> tuple[str, str]:
-    """The mean over rows of -Σ t log p, as torch's cross_entropy with class probabilities."""
-    b, shape = p.b, p.by_class()
-    targets = p.classes_second(p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=p.class_axis()))
+    """Append the mean over rows of -Σ t log p, as torch's cross_entropy with class probabilities."""
+    b, shape = p.b, p.move_class_axis()
+    targets = p.permuted(p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=p.class_axis()))
     count = shape[1] if isinstance(shape[1], int) else None
     smoothing = p.option("label_smoothing")
     if smoothing:
@@ -84,45 +85,45 @@ def _categorical(p: Prediction) -> tuple[str, str]:
         targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(uniform, DType.FLOAT))
     logs = p.times_classes(p.logarithms(1), p.class_weights(count))
     rows = b.reduce("ReduceSum", b.op("Mul", targets, logs), [1], keepdims=False)
-    return b.op("Neg", p.mean(rows, len(shape) - 1)), _agreement(p, targets, 1)
+    return b.op("Neg", p.mean(rows, len(shape) - 1)), _accuracy(p, targets, 1)
 
 
 def _kl_divergence(p: Prediction) -> tuple[str, str]:
-    """Σ t (log t - log p) over the number of rows, as torch's kl_div with reduction="batchmean"."""
+    """Append Σ t (log t - log p) divided by the number of rows, as torch's kl_div with reduction="batchmean"."""
     b, axis = p.b, p.class_axis(last=True)
-    given = p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=axis)
-    terms = b.op("Mul", given, b.op("Sub", p.log_of(given), p.logarithms(axis)))
+    targets = p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=axis)
+    terms = b.op("Mul", targets, b.op("Sub", p.log_of(targets), p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
     rows = p.shape()[0]
     if isinstance(rows, int):
-        return p.times(total, 1 / rows), _agreement(p, given, axis)
+        return p.times(total, 1 / rows), _accuracy(p, targets, axis)
     count = b.op("Gather", b.op("Shape", p.x), b.scalar(0, DType.INT64))
-    return b.op("Div", total, b.op("Cast", count, to=DType.FLOAT.code)), _agreement(p, given, axis)
+    return b.op("Div", total, b.op("Cast", count, to=DType.FLOAT.code)), _accuracy(p, targets, axis)
 
 
 def _binary_cross_entropy(p: Prediction) -> tuple[str, str]:
-    """The mean of -(w t log p + (1 - t) log(1 - p)), as torch's binary_cross_entropy_with_logits with pos_weight w."""
+    """Append the mean of -(w t log p + (1 - t) log(1 - p)), with w = pos_weight, as torch does on logits."""
     b = p.b
-    targets = given = p.targets(p.shape(), DType.FLOAT, kind=YES_OR_NO)
+    targets = smoothed = p.targets(p.shape(), DType.FLOAT, kind=YES_OR_NO)
     smoothing = p.option("label_smoothing")
     if smoothing:
-        targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(smoothing / 2, DType.FLOAT))
-    positive = p.option("pos_weight")
+        smoothed = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(smoothing / 2, DType.FLOAT))
+    weight = p.option("pos_weight")
     if p.logits:
-        each = b.op("Sub", b.op("Softplus", p.x), b.op("Mul", p.x, targets))
-        if positive != 1:
-            misses = b.op("Mul", targets, b.op("Softplus", b.op("Neg", p.x)))
-            each = b.op("Add", each, p.times(misses, positive - 1))
+        each = b.op("Sub", b.op("Softplus", p.x), b.op("Mul", p.x, smoothed))
+        if weight != 1:
+            positive = b.op("Mul", smoothed, b.op("Softplus", b.op("Neg", p.x)))
+            each = b.op("Add", each, p.times(positive, weight - 1))
     else:
-        yes, no = p.log_of(p.x), p.log_of(b.op("Sub", p.one, p.x))
-        gains = b.op("Add", b.op("Mul", targets, p.times(yes, positive)), b.op("Mul", b.op("Sub", p.one, targets), no))
-        each = b.op("Neg", gains)
-    said = b.op("GreaterOrEqual", p.x, b.scalar(0.0 if p.logits else 0.5, DType.FLOAT))
-    right = b.op("Equal", b.op("Cast", said, to=DType.FLOAT.code), given)
-    return p.mean(each), _share(b, right)
+        positive = b.op("Mul", smoothed, p.times(p.log_of(p.x), weight))
+        negative = b.op("Mul", b.op("Sub", p.one, smoothed), p.log_of(b.op("Sub", p.one, p.x)))
+        each = b.op("Neg", b.op("Add", positive, negative))
+    predicted = b.op("GreaterOrEqual", p.x, b.scalar(0.0 if p.logits else 0.5, DType.FLOAT))
+    correct = b.op("Equal", b.op("Cast", predicted, to=DType.FLOAT.code), targets)
+    return p.mean(each), _mean_of_bools(b, correct)
 
 
-# -- numbers -----------------------------------------------------------------------------------------
+# -- regression --------------------------------------------------------------------------------------
 
 
 def _difference(p: Prediction) -> str:
@@ -139,7 +140,7 @@ def _mean_absolute_error(p: Prediction) -> tuple[str, None]:
 
 
 def _huber(p: Prediction) -> tuple[str, None]:
-    """½ d² within delta of the target, delta (|d| - ½ delta) beyond (Huber, 1964)."""
+    """Append the mean of ½ d² within delta of the target, and delta (|d| - ½ delta) beyond (Huber, 1964)."""
     b, delta, off = p.b, p.option("delta"), _difference(p)
     size = b.op("Abs", off)
     near = p.times(b.op("Mul", off, off), 0.5)
@@ -165,9 +166,9 @@ LOSSES: Mapping[str, Formula] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A model with its loss: names of the loss and of the metrics, all float32.
+    """A model with its loss, by the names of the loss and of the metrics, all float32.
 
-    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `notes`: sentences for the report.
+    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `notes` are for the report.
     """
 
     model: Model
@@ -179,21 +180,21 @@ class Objective:
 
 
 def objective(model: Model, loss: str) -> Objective:
-    """Return the model with its loss: the name of a value with one element, or a text.
+    """Return the objective of a model: `loss` is the name of a value with one element, or a formula.
 
-    A text is LOSS(PREDICTION[, TARGET][, OPTION=VALUE, …]): "cross_entropy(logits, label, label_smoothing=0.1)".
-    PREDICTION: a value of the model. TARGET: an input of the model, or the name of a new input, by default "targets".
-    `formulas` has the losses.
+    A formula is LOSS(PREDICTION[, TARGET][, OPTION=VALUE, …]): "cross_entropy(logits, label, label_smoothing=0.1)".
+    LOSS is a key of `LOSSES`. PREDICTION is a value of the model. TARGET is an input of the model, or the name of a new
+    input, by default "targets".
 
-    Cross entropies and kl_divergence take logits, or with from_logits=False probabilities. The result of a Softmax or
-    Sigmoid is replaced by what goes into it.
+    Cross entropies and kl_divergence take logits, or probabilities with from_logits=False. If the prediction is the
+    result of a Softmax or Sigmoid, they read the logits before it.
 
-    TrainingError for an unknown loss, option or value, a loss that is not a float32 scalar, and targets that do not
-    fit.
+    TrainingError for an unknown loss, option or value, a loss that is not a float32 scalar, and targets of the wrong
+    type or shape.
     """
     if not isinstance(loss, str):
         raise TrainingError(
-            f"the loss is {stated(loss)}, not text; use the name of a value, or text such as"
+            f"the loss is {quoted(loss)}, not text; use the name of a value, or text such as"
             " cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
@@ -209,21 +210,21 @@ def objective(model: Model, loss: str) -> Objective:
     formula = LOSSES[call[1]]
     prediction = Prediction(b, call[1], values[0], values[1] if len(values) > 1 else None, options)
     if formula.activation is not None:
-        prediction.decide(formula.activation)
+        prediction.find_logits(formula.activation)
     value, accuracy = formula.append(prediction)
-    made = {"loss": value} if accuracy is None else {"loss": value, "accuracy": accuracy}
-    names = {name: b.fresh(name) for name in made}
-    for name, source in made.items():
+    results = {"loss": value} if accuracy is None else {"loss": value, "accuracy": accuracy}
+    names = {name: b.fresh(name) for name in results}
+    for name, source in results.items():
         b.nodes.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
     metrics = tuple(names.values())[1:]
     return Objective(b.model(), names["loss"], (), metrics, prediction.target, tuple(prediction.notes))
 
 
 def _labels(b: Builder) -> TargetInput | None:
-    """The input with the classes of the model's own loss; None without one, and with several.
+    """Return the input with the class indices of the model's own loss; None if there is no such loss, or several.
 
-    The input is checked, because a class out of range makes onnxruntime's CPU kernel fail without naming the input, and
-    other kernels read outside the array.
+    Batches are checked against it: for a class out of range, onnxruntime's CPU kernel fails without naming the input,
+    and other kernels read outside the array.
     """
     inputs = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
     losses = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in inputs]
@@ -262,15 +263,15 @@ def _outputs(b: Builder) -> str:
 
 _CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*", re.DOTALL)
 _COMMA = re.compile(r",(?![^\[]*\])")
-"""A comma outside of a list."""
-_WORD = "sample_weight"
-"""The option that is a word."""
+"""A comma outside a list."""
+_NAME_OPTION = "sample_weight"
+"""The option whose value is a name."""
 
 
 def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[str, object]]:
-    """Return the prediction and the target, if any, and the options of a loss as text.
+    """Parse a formula. Return the names of the prediction and of the target, if any, and the options.
 
-    TrainingError for an unknown loss or option, for other arguments than a prediction and a target, and for an option
+    TrainingError for an unknown loss or option, for more arguments than a prediction and a target, and for an option
     that is not a number, a list, True or False.
     """
     formula = LOSSES.get(name)
@@ -290,7 +291,7 @@ def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[st
             try:
                 options[word] = ast.literal_eval(value)
             except (ValueError, SyntaxError):
-                if word != _WORD:
+                if word != _NAME_OPTION:
                     raise TrainingError(
                         f"{word}={value} of {name} is neither a number nor a list of numbers, True or False; correct it"
                     ) from None

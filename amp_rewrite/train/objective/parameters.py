@@ -1,4 +1,4 @@
-"""Selection of the trained initializers, with the reason for each."""
+"""Selection of the initializers to train, with the reason for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.gradients import VJPS
 from amp_rewrite.rewrite.autodiff.vjp.movement import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.rule import Paths, Stop, paths
-from amp_rewrite.train.door import stated
+from amp_rewrite.train.arguments import quoted
 from amp_rewrite.train.objective.losses import type_name
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
@@ -39,10 +39,10 @@ class ParameterRow:
     """A parameter of a model, trained or not.
 
     Attributes:
-        name: the initializer, or the parameter of the PyTorch module.
+        name: name of the initializer, or of the parameter of the PyTorch module.
         role: "trained" or "frozen".
-        shape: the shape; that of the trained value.
-        why: the reason.
+        shape: the shape.
+        why: the reason why it is not trained, or a remark about a trained one.
     """
 
     name: str
@@ -56,32 +56,32 @@ class ParameterRow:
 
 
 KEY = "amp_rewrite.module"
-"""Metadata of a model with the reasons why tensors of the module are not trained, by name; "" for a parameter."""
+"""Metadata key of a `Module` mapping."""
 NOTES = "amp_rewrite.notes"
-"""Metadata of a model with sentences about the module for the report."""
+"""Metadata key of the notes about the module for the report."""
 BUFFER = "a buffer of the module"
 NO_GRAD = "a parameter with requires_grad=False"
 
 
 Module = Mapping[str, str] | None
-"""The tensors of the PyTorch module or Keras model behind a model, each with the reason why it is not trained, "" for a
-parameter; None if they are unknown."""
+"""The tensors of the PyTorch module or Keras model that a model was exported from, each with the reason why it is not
+trained, or "" for a parameter; None if they are unknown."""
 
 
 def module_of(model: Model) -> Module:
-    """Return the tensors of the module in the model's metadata."""
+    """Read the tensors of the exported module from the model's metadata."""
     return next((json.loads(p.value) for p in model.proto.metadata_props if p.key == KEY), None)
 
 
 class Note(NamedTuple):
-    """A sentence about the module for the report; not `always`: for steps in training mode."""
+    """A sentence about the module for the report. `always`: False to show it in training mode only."""
 
     text: str
     always: bool
 
 
-def described(model: Model, declared: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
-    """Write the facts about the module into the metadata of a model."""
+def write_module(model: Model, declared: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
+    """Write the tensors of the exported module and the notes about it to the model's metadata."""
     model.proto.metadata_props.add(key=KEY, value=json.dumps(dict(declared)))
     if notes:
         model.proto.metadata_props.add(key=NOTES, value=json.dumps(notes))
@@ -94,7 +94,7 @@ def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGlobs:
-    """A user's choice of parameters: globs on names of initializers."""
+    """The user's choice of parameters: globs on initializer names."""
 
     parameters: str | Sequence[str] | None = None
     freeze: str | Sequence[str] = ()
@@ -103,23 +103,23 @@ class ParameterGlobs:
     def __post_init__(self) -> None:
         for globs in (self.parameters, self.freeze):
             if not isinstance(globs, (str, Sequence, type(None))) or not all(isinstance(g, str) for g in globs or ()):
-                raise TrainingError(f"parameters and freeze take globs on names of initializers, not {stated(globs)}")
+                raise TrainingError(f"parameters and freeze take globs on names of initializers, not {quoted(globs)}")
 
     def freezes(self, name: str) -> bool:
         return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 
-def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> tuple[ParameterRow, ...]:
-    """Return a row for each float32 initializer in the model's order: trained or not, with the reason.
+def parameter_rows(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> tuple[ParameterRow, ...]:
+    """Return a row for each float32 initializer, in the model's order.
 
-    By default it is every initializer that the loss depends on through gradients, except running statistics, initial
-    states of recurrent layers, buffers by name, tables of sinusoids, masks, and single numbers (an epsilon, a scale)
-    that are not a weight of a product, convolution or normalization. What a name in `parameters` names is trained
-    anyway; a glob selects among those that the rules leave.
+    By default, every initializer is trained that receives a gradient of the loss, except running statistics, initial
+    states of recurrent layers, buffers (recognized by name), tables of sinusoids, masks, and single numbers that no
+    product, convolution or normalization reads as a weight (an epsilon, a scale). An exact name in `parameters` trains
+    such an initializer anyway; a glob selects only among the others.
 
     TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
-    `least`, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.
-    O(nodes + uses); reads the values of every candidate.
+    `least` trained ones, for weights that an exporter merged, and by default for half-precision weights, which cannot
+    be trained. O(nodes + uses); reads the values of every candidate.
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
     names = {v.name: v for v in initializers}
@@ -128,25 +128,25 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> tu
     if choice.parameters is None:
         half = [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in frozen]
         _check_not_half(view, loss, half)
-        asked = set(names)
+        selected = set(names)
     else:
-        asked = set(_matched(names, choice.parameters))
-        other = next((v for v in initializers if v.name in asked and view.dtype(v.id) is not DType.FLOAT), None)
+        selected = set(_matched(names, choice.parameters))
+        other = next((v for v in initializers if v.name in selected and view.dtype(v.id) is not DType.FLOAT), None)
         if other is not None:
             kind = type_name(view.dtype(other.id))
             raise TrainingError(f"parameter {other.name!r} is {kind}, but trained weights must be float32; cast it")
-    routes, rows = _routes(view, loss, floats), []
+    gradients, rows = _gradient_paths(view, loss, floats), []
     for value in floats:
         assert value.tensor is not None
-        name, role, why = value.name, FROZEN, _reason(view, value, routes, choice.module)
+        name, role, why = value.name, FROZEN, _reason(view, value, gradients, choice.module)
         if name in frozen:
             why = "named in freeze"
-        elif why is None and name not in asked:
+        elif why is None and name not in selected:
             why = "not named in parameters"
         elif why is None or name in exact:
             if name not in exact:
                 _check_unmerged(view, value, choice.module)
-            role, why = TRAINED, _about(view, value, why)
+            role, why = TRAINED, _remark(view, value, why)
         elif why == _UNREACHED and name not in (choice.module or ()):
             continue
         rows.append(ParameterRow(name, role, tuple(map(int, value.tensor.dims)), why))
@@ -158,14 +158,14 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> tu
     return tuple(rows)
 
 
-def _about(view: View, value: Value, reason: str | None) -> str:
+def _remark(view: View, value: Value, reason: str | None) -> str:
     readers = len({use.op for use in view.uses[value.id]})
-    about = [f"read by {readers} ops"] if readers > 1 else []
+    remarks = [f"read by {readers} ops"] if readers > 1 else []
     lookups = (padding_index(view.ops[use.op].node) for use in view.uses[value.id])
-    about += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
+    remarks += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
     if reason is not None:
-        about.append(f"named in parameters, although it is {reason}")
-    return ", ".join(about)
+        remarks.append(f"named in parameters, although it is {reason}")
+    return ", ".join(remarks)
 
 
 def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str]:
@@ -190,7 +190,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
-    readers = _routes(view, loss, half).readers if half else ()
+    readers = _gradient_paths(view, loss, half).readers if half else ()
     weights = (v for v in half if any(view.ops[use.op].kind in WEIGHTED for use in view.uses[v.id]))
     if left := [v.name for v in weights if v.id in readers]:
         raise TrainingError(
@@ -206,7 +206,7 @@ def _check_unmerged(view: View, value: Value, module: Module) -> None:
     if module or readers < 2:
         return
     array = view.model.array(value.tensor)
-    if array.size < 2 or array.min() != array.max():  # weights that are tied on purpose have numbers of their own
+    if array.size < 2 or array.min() != array.max():  # weights that are tied on purpose differ from element to element
         return
     raise TrainingError(
         f"the initializer {value.name!r} stands for several weights: {readers} ops read it and all its numbers are"
@@ -216,59 +216,60 @@ def _check_unmerged(view: View, value: Value, module: Module) -> None:
     )
 
 
-def _routes(view: View, loss: str, candidates: Sequence[Value]) -> Paths:
+def _gradient_paths(view: View, loss: str, candidates: Sequence[Value]) -> Paths:
     target = next(v.id for v in view.values if v.scope == MAIN and v.name == loss)
     return paths(view, MAIN, [target], [v.id for v in candidates], VJPS)
 
 
-def _reason(view: View, value: Value, routes: Paths, module: Module) -> str | None:
-    passed = [u for u in view.uses[value.id] if value.id in routes.readers and _passes(view, value, u, routes)]
-    if not passed:
+def _reason(view: View, value: Value, gradients: Paths, module: Module) -> str | None:
+    uses = [use for use in view.uses[value.id] if _has_gradient(view, value, use, gradients)]
+    if not uses:
         return _UNREACHED
     if module is not None:
         return module.get(value.name, _OF_EXPORTER) or None
-    return _fixed(view, value, {view.ops[u.op].kind for u in passed})
+    return _why_not_a_weight(view, value, {view.ops[u.op].kind for u in uses})
 
 
 _OF_EXPORTER = "a constant of the exporter, not a parameter of the module"
 _UNREACHED = "no gradient of the loss reaches it"
 
 
-def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
+def _has_gradient(view: View, value: Value, use: Use, gradients: Paths) -> bool:
     op = view.ops[use.op]
     row = VJPS.get(op.kind)
     class_weights = op.op_type in LABEL_LOSSES and use.slot > 1
-    if class_weights or (row is not None and isinstance(row.entry(use.slot), Stop)):
+    stopped = class_weights or (row is not None and isinstance(row.entry(use.slot), Stop))
+    if stopped or value.id not in gradients.readers:
         return False
     if op.scope == MAIN:
-        return use.slot in routes.slots.get(op.id, ())
-    return any(value.id in captured for captured in routes.captured.values())
+        return use.slot in gradients.slots.get(op.id, ())
+    return any(value.id in captured for captured in gradients.captured.values())
 
 
-# -- initializers besides weights: statistics, states, buffers, tables, masks -----------------------------------
+# -- initializers that are not weights: statistics, states, buffers, tables, masks ------------------------------
 
 WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
-"""Ops that compute with weights: for them even a single number is a weight."""
+"""Ops with weights: even a single number that they read is a weight."""
 _STATISTICS = (3, 4)
 _STATES = (5, 6)
-"""Inputs of recurrent ops for initial states; exporters write them as zeros."""
+"""Inputs of recurrent ops with initial states; exporters fill them with zeros."""
 _LARGEST = 1e4
-"""Magnitude above which a float32 initializer is a mask, not a weight."""
+"""Largest magnitude of a weight; initializers with larger numbers are masks."""
 _NAMES = re.compile(
     r"(?:^|[./_])(?:\w*inv_freq|freqs_cis|(?:cos|sin)_cached|running_(?:mean|var)|moving_(?:mean|variance)"
     r"|(?:\w+_)?(?:attn|attention|causal)_mask|masked_bias|alibi|relative_coords_table|relative_position_index"
     r"|position_ids|(?:pixel|image)_(?:mean|std)|mel_filters)$"
 )
 """Names of buffers in PyTorch and Keras, at the end of a path."""
-_ROWS = 4096  # of a table that is examined
+_ROWS = 4096  # examined rows of a table
 _MIN_ROWS, _MIN_EQUATIONS = 4, 8
 _CLOSE = 1e-3
 _TURN = 0.1
-"""Least difference from 2 of the factor of some column: 0 is that of a line."""
+"""Smallest distance of 2 cos(w) from 2 in some column; a straight line has the distance 0."""
 
 
-def _fixed(view: View, value: Value, readers: Collection[str]) -> str | None:
-    """Return why an initializer is not a weight; None if it is one. `readers`: kinds of ops with a gradient for it."""
+def _why_not_a_weight(view: View, value: Value, readers: Collection[str]) -> str | None:
+    """Return why an initializer is not a weight; None if it is. `readers`: types of ops with a gradient for it."""
     assert value.tensor is not None
     uses = view.uses[value.id]
     if any(view.ops[u.op].kind == "BatchNormalization" and u.slot in _STATISTICS for u in uses):
@@ -294,7 +295,7 @@ def _fixed(view: View, value: Value, readers: Collection[str]) -> str | None:
 
 
 def _is_state(view: View, use: Use) -> bool:
-    """True if a use only hands a value on to the initial state of a recurrence, perhaps moved or repeated."""
+    """True if the value only becomes the initial state of a recurrence, possibly reshaped or repeated on the way."""
     op = view.ops[use.op]
     if op.kind in RECURRENT:
         return use.slot in _STATES
@@ -311,16 +312,16 @@ def _is_state(view: View, use: Use) -> bool:
 
 
 def is_sinusoids(table: Array) -> bool:
-    """True for a table [positions, features] of sinusoids of the position.
+    """True if each column of a table [positions, features] is a sinusoid of the position.
 
-    Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike. First rows up to one of zeros,
-    that of padding, are left out.
+    A sine or cosine x of the angular frequency w obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p). A first row of zeros for
+    padding is left out, with the rows before it.
     """
     padding = np.flatnonzero(~table[:_MIN_ROWS].any(axis=1))
     table = table[padding[-1] + 1 :] if padding.size else table
     if len(table) < _MIN_ROWS or (len(table) - _MIN_ROWS + 1) * table.shape[1] < _MIN_EQUATIONS:
         return False
-    few = table[:_MIN_ROWS]  # rejects most weights without a copy of all
+    few = table[:_MIN_ROWS]  # reject most weights before a copy of the whole table
     for rows in (few, table[:_ROWS]):
         size = np.abs(rows).max()
         if not 0 < size < np.inf or not np.ptp(rows):
@@ -329,7 +330,7 @@ def is_sinusoids(table: Array) -> bool:
         sums, middle = x[2:] + x[:-2], x[1:-1]
         square = (middle * middle).sum(0)
         factor = np.where(square > 0, (sums * middle).sum(0) / np.where(square > 0, square, 1), 0)
-        turns = np.abs(factor).max() <= 2 + _CLOSE and factor.min() < 2 - _TURN
-        if not turns or np.abs(sums - factor * middle).max() > _CLOSE:
+        oscillates = np.abs(factor).max() <= 2 + _CLOSE and factor.min() < 2 - _TURN
+        if not oscillates or np.abs(sums - factor * middle).max() > _CLOSE:
             return False
     return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE * np.abs(table[:_ROWS]).max())

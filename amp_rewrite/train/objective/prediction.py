@@ -1,4 +1,4 @@
-"""The prediction of a loss: its logits or probabilities in float32, its options, and the targets beside it."""
+"""The prediction that a loss reads: its logits or probabilities in float32, its options and its targets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
 DEFAULT_TARGET = "targets"
 CLASSES, SHARES = "classes", "shares of classes"
 YES_OR_NO, NUMBERS = "yes or no", "numbers"
-"""Kinds of targets: class indices; a number for each class of a row; 0 and 1, each by itself; other numbers."""
+"""Kinds of targets: class indices; one number per class and row; independent values 0 and 1; other numbers."""
 _FLOOR = 1e-12
-"""Least probability whose logarithm is taken."""
+"""Lower bound of a probability before its logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInput:
     """The input with the targets of a loss.
 
-    `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
-    targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
+    `classes`: number of classes, for class indices. `ignored`: the index of rows to leave out. `kind`: one of the kinds
+    above. `axis`: the class axis of the prediction. `class_weights`: the weight of each class in the mean.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TargetInput:
     class_weights: tuple[float, ...] | None = None
 
     def counts(self, classes: Array) -> tuple[float, float]:
-        """Return the divisor of the loss, the weights of the counted classes, and their number."""
+        """Return the sum of the class weights of all rows but ignored ones, and the number of these rows."""
         kept = classes[classes != self.ignored]
         if self.class_weights is None:
             return float(kept.size), float(kept.size)
@@ -48,23 +48,23 @@ class TargetInput:
 
 @dataclass(slots=True)
 class Prediction:
-    """The prediction of a formula, while its nodes are appended.
+    """The prediction of a formula while its nodes are appended.
 
-    `name`: the value that the loss names; `given`: the target that it names, if any. `x`: the prediction in float32,
-    logits or probabilities. `softmax`: the axis of the Softmax whose logits `x` is. `notes`: what the report tells of
-    the loss.
+    `name`: the prediction named in the formula. `target_name`: the target named there, if any. `x`: the prediction in
+    float32, as logits or probabilities. `softmax`: the axis of the Softmax behind the logits `x`. `permutation`: moves
+    the class axis to axis 1. `notes`: sentences for the report.
     """
 
     b: Builder
     loss: str
     name: str
-    given: str | None
+    target_name: str | None
     options: Mapping[str, object]
     notes: list[str] = field(default_factory=list)
     x: str = ""
     logits: bool = True
     softmax: int | None = None
-    moved: list[int] = field(default_factory=list)
+    permutation: list[int] = field(default_factory=list)
     target: TargetInput | None = None
 
     def __post_init__(self) -> None:
@@ -76,14 +76,14 @@ class Prediction:
 
     # -- logits and probabilities ----------------------------------------------------------------------
 
-    def decide(self, kind: str) -> None:
-        """Take the prediction for logits or probabilities; read the logits behind a Softmax or Sigmoid of this kind."""
-        view, known, wanted = self.b.view, self.b.original(self.name), self.option("from_logits")
-        assert known is not None
-        computed, _ = behind_casts(view, known.id)
+    def find_logits(self, kind: str) -> None:
+        """Decide whether the prediction is logits; read the logits before a Softmax or Sigmoid of this kind."""
+        view, value, from_logits = self.b.view, self.b.original(self.name), self.option("from_logits")
+        assert value is not None
+        computed, _ = behind_casts(view, value.id)
         op, rank = view.producer(computed), len(self.b.shapes.get(computed, ()))
         activation = op is not None and (op.kind == "Sigmoid" or (op.kind == "Softmax" and rank > 0))
-        if op is not None and activation and op.kind == kind and not wanted:
+        if op is not None and activation and op.kind == kind and not from_logits:
             assert op.inputs[0] is not None
             self.softmax = int_attribute(op.node, "axis", -1) % rank if kind == "Softmax" else None
             logits = view.value_name(op.inputs[0])
@@ -92,24 +92,24 @@ class Prediction:
                 f"{self.loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes"
             )
             return
-        if wanted is None and activation and kind == "Softmax":
+        if from_logits is None and activation and kind == "Softmax":
             raise TrainingError(
                 f"{self.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each other;"
                 " use binary_cross_entropy, or say from_logits=False to take it for probabilities"
             )
-        self.logits = not activation if wanted is None else bool(wanted)
+        self.logits = not activation if from_logits is None else bool(from_logits)
 
     def logarithms(self, axis: int) -> str:
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
-        """The logarithm of numbers, from 1e-12 on."""
+        """Append the logarithm of numbers, at least that of 1e-12."""
         return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_FLOOR, DType.FLOAT)))
 
     # -- shapes ----------------------------------------------------------------------------------------
 
     def shape(self) -> Shape:
-        """The shape of the prediction. TrainingError if its rank is unknown."""
+        """Return the shape of the prediction. TrainingError if its rank is unknown."""
         shape = self.b.shape(self.name)
         if shape is None:
             raise TrainingError(
@@ -125,41 +125,41 @@ class Prediction:
         return axis % rank
 
     def class_axis(self, *, last: bool = False) -> int:
-        """The axis of the classes: the Softmax's, else the option, else axis 1 or the last one."""
-        asked = self.axis(-1 if last else 1)
+        """Return the class axis: that of the Softmax, else the option's, else axis 1 or the last one."""
+        axis = self.axis(-1 if last else 1)
         if self.softmax is None:
-            return asked
-        if "axis" in self.options and asked != self.softmax:
+            return axis
+        if "axis" in self.options and axis != self.softmax:
             raise TrainingError(
-                f"the Softmax of {self.name!r} runs over axis {self.softmax}, but the loss has axis={asked}; give"
+                f"the Softmax of {self.name!r} runs over axis {self.softmax}, but the loss has axis={axis}; give"
                 " the axis of the classes, or from_logits=True"
             )
         return self.softmax
 
-    def by_class(self) -> Shape:
-        """Move the axis of the classes to place 1; return the shape then."""
+    def move_class_axis(self) -> Shape:
+        """Move the class axis of the prediction to axis 1; return the new shape."""
         shape = self.b.shape(self.name)
         if shape is None or len(shape) < 2:
             dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
             raise TrainingError(f"{self.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
         axis = self.class_axis()
-        self.moved = [a for a in range(len(shape)) if a != axis]
-        self.moved.insert(1 if axis else 0, axis)
-        self.x = self.classes_second(self.x)
-        return tuple(shape[a] for a in self.moved)
+        self.permutation = [a for a in range(len(shape)) if a != axis]
+        self.permutation.insert(1 if axis else 0, axis)
+        self.x = self.permuted(self.x)
+        return tuple(shape[a] for a in self.permutation)
 
-    def classes_second(self, x: str) -> str:
-        return x if self.moved == sorted(self.moved) else self.b.op("Transpose", x, perm=self.moved)
+    def permuted(self, x: str) -> str:
+        return x if self.permutation == sorted(self.permutation) else self.b.op("Transpose", x, perm=self.permutation)
 
     def times_classes(self, x: str, weights: Sequence[float] | None) -> str:
-        """Multiply a value with the classes at axis 1 by their weights."""
+        """Multiply a value with its classes on axis 1 by the class weights."""
         if weights is None:
             return x
         shape = [1, -1, *[1] * (len(self.shape()) - 2)]
         return self.b.op("Mul", x, self.b.constant(np.array(weights, np.float32).reshape(shape)))
 
     def mean(self, each: str, rank: int | None = None) -> str:
-        """The mean of numbers, by default of the prediction's rank, each times the weight of its row."""
+        """Append the mean of numbers, weighted by row. `rank`: that of `each`, by default the prediction's."""
         weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
         return self.b.reduce("ReduceMean", weighted, None, keepdims=False)
 
@@ -168,17 +168,17 @@ class Prediction:
 
     # -- targets ---------------------------------------------------------------------------------------
 
-    def targets(self, shape: Shape, *dtypes: DType, **facts: Any) -> str:
-        """Return the input of the targets, appended if new. TrainingError for another type or shape.
+    def targets(self, shape: Shape, *dtypes: DType, **fields: Any) -> str:
+        """Return the input of the targets, and append it if it is new. TrainingError for another type or shape.
 
-        `facts`: those of `TargetInput`.
+        `fields`: those of `TargetInput`.
         """
-        name = self._input("target", self.given or DEFAULT_TARGET, shape, dtypes)
-        self.target = TargetInput(name, **facts)
+        name = self._input("target", self.target_name or DEFAULT_TARGET, shape, dtypes)
+        self.target = TargetInput(name, **fields)
         return name
 
     def weighted(self, each: str, rank: int) -> str:
-        """Multiply a value of this rank by the weights of its rows, an input; without them leave it."""
+        """Multiply a value of this rank by the weights of its rows, if the formula has `sample_weight`."""
         name = self.option("sample_weight")
         if name is None:
             return each
@@ -205,7 +205,7 @@ class Prediction:
         return name
 
     def kept(self, labels: str, ignored: int | None) -> str:
-        """1 for counted rows and 0 for ignored ones, of the shape of the labels."""
+        """Append a float32 mask of the shape of the labels: 0 for ignored rows, 1 for the others."""
         b = self.b
         if ignored is None:
             kept = b.op("Equal", labels, labels)
@@ -216,7 +216,7 @@ class Prediction:
     # -- options ---------------------------------------------------------------------------------------
 
     def option(self, name: str) -> Any:
-        """The value of an option, or its default. TrainingError for an illegal value."""
+        """Return the value of an option, or its default. TrainingError for an illegal value."""
         legal, words, default = _OPTIONS[name]
         value = self.options.get(name, default)
         if value is not default and not legal(value):
@@ -224,14 +224,14 @@ class Prediction:
         return value
 
     def class_weights(self, count: int | None) -> tuple[float, ...] | None:
-        """One number per class; None without the option."""
+        """Return one number per class; None without the option."""
         value = self.option("class_weights")
         if value is not None and count is not None and len(value) != count:
             raise self._wrong("class_weights", value, f"a list of {count} numbers, one per class")
         return None if value is None else tuple(map(float, value))
 
     def known_classes(self, count: int | None) -> int:
-        """The number of classes. TrainingError if it is not declared."""
+        """Return the number of classes. TrainingError if it is not declared."""
         if count is None:
             raise TrainingError(
                 f"label_smoothing needs the number of classes, but that of {self.name!r} is not declared; declare it in"
@@ -263,7 +263,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
     ),
     "sample_weight": (lambda v: isinstance(v, str), "the name of an input", None),
 }
-"""Options of losses: a test of their values, the legal ones in words, and the default."""
+"""Options of losses: a test of the value, the legal values in words, and the default."""
 
 
 def _agree(dim: int | str | None, other: int | str | None) -> bool:

@@ -1,1 +1,1 @@
-"""The training step: forward, backward and update in one graph, its file, its checkpoints and its trainer."""
+"""The training step: one graph for the forward pass, backward pass and update, with checkpoints and a trainer."""

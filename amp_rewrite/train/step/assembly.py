@@ -1,4 +1,4 @@
-"""Parts shared by the training step and the model loss: policy, inputs, outputs, lowering."""
+"""Shared parts of the training step and the model loss: options, loss and parameters, outputs, lowering."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.request import PAINTING, Request
-from amp_rewrite.train.door import door, stated, whole_number
+from amp_rewrite.train.arguments import checked_arguments, quoted, whole_number
 from amp_rewrite.train.objective import losses, parameters
 from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.update.graph import REGION, Buffers
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
-"""Prefixes of nodes that stay float32, each with its rule."""
+"""Name prefixes of nodes that stay float32, each with the rule for the report."""
 
 
 class ModelOptions(Painting, total=False):
-    """Options for the model of a step, besides lists, level, target, safety, keep and lower of `convert`.
+    """Options for the model of a step, in addition to lists, level, target, safety, keep and lower of `convert`.
 
     Attributes:
         policy: by default that of the process.
-        parameters: globs on initializers to train, see `parameters.trained`.
-        freeze: globs on initializers to leave as they are, also on running statistics.
-        training_mode: train statistics and drop.
-        seed: of Dropout and random ops; equal seeds give equal bits.
-        folder: where the external data of a ModelProto lies.
+        parameters: globs on initializers to train; see `objective.parameters.parameter_rows`.
+        freeze: globs on initializers, including running statistics, that do not change.
+        training_mode: True updates running statistics and enables dropout.
+        seed: seed of Dropout and random ops; equal seeds give equal bits.
+        folder: folder of the external data of a ModelProto.
     """
 
     policy: str | Policy | None
@@ -63,7 +63,7 @@ class ModelOptions(Painting, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model with the choices for its training."""
+    """A loaded model with the options for its training."""
 
     source: Model
     policy: Policy
@@ -74,15 +74,15 @@ class Subject:
 
     @classmethod
     def of(cls, model: object, options: ModelOptions, default: Callable[[], Policy]) -> Subject:
-        """Load a model. `default`: the policy if the options name none.
+        """Load a model. `default` returns the policy if the options have none.
 
-        PolicyError for a policy that does not keep parameters and results in float32.
+        PolicyError if the policy does not keep parameters and results in float32.
         """
         painting: Any = {name: value for name, value in options.items() if name in PAINTING}
         given = options.get("policy")
         if not isinstance(given, (str, Policy, type(None))):
             raise PolicyError(
-                f"policy is {stated(given)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy"
+                f"policy is {quoted(given)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy"
             )
         policy = default() if given is None else Policy.of(given)
         if policy.param is not DType.FLOAT:
@@ -95,7 +95,7 @@ class Subject:
         choice = parameters.ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module)
         seed, training_mode = whole_number("seed", options.get("seed", 0), 0), options.get("training_mode", False)
         if not isinstance(training_mode, bool):
-            raise TrainingError(f"training_mode is {stated(training_mode)}; use True or False")
+            raise TrainingError(f"training_mode is {quoted(training_mode)}; use True or False")
         return cls(source, policy, choice, training_mode, seed, painting)
 
 
@@ -103,12 +103,12 @@ class Subject:
 class Prepared:
     """A model ready for `backward`: parameters, buffers and random state are inputs of the graph in `b`.
 
-    `initial`: values of the parameters. `declared`: the outputs for loss and metrics. `random`: the input of the
-    random state. `notes`: what was changed, for the report.
+    `initial`: initial values of the trained parameters. `buffers`: the running statistics. `random`: the input with the
+    random state. `notes`: changes to the model, for the report.
     """
 
     b: Builder
-    aim: losses.Objective
+    objective: losses.Objective
     rows: tuple[parameters.ParameterRow, ...]
     initial: Mapping[str, Array]
     buffers: Buffers
@@ -117,42 +117,43 @@ class Prepared:
 
     @classmethod
     def of(cls, subject: Subject, loss: str) -> Prepared:
-        """Append the loss to a model, and select its parameters; in training mode frozen running statistics stay."""
+        """Append the loss to a model and select its parameters; frozen running statistics do not change."""
         source, choice, training_mode = subject.source, subject.choice, subject.training_mode
-        at_opset, moved = at_gradient_opset(inlined(source))
-        aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
-        statistics(aim.model.proto.graph)  # before all else
-        rows = parameters.trained(View.of(aim.model), aim.loss, choice)
+        at_opset, notes_of_changes = at_gradient_opset(inlined(source))
+        objective = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
+        statistics(objective.model.proto.graph)  # raises early if two norms share them
+        rows = parameters.parameter_rows(View.of(objective.model), objective.loss, choice)
         names = [row.name for row in rows if row.role == parameters.TRAINED]
-        stateful, random = with_random_state(aim.model)
+        stateful, random = with_random_state(objective.model)
         updated = statistics(stateful.proto.graph)
-        ready = differentiable(stateful, aim.loss, names)
+        ready = differentiable(stateful, objective.loss, names)
         tensors = {t.name: t for t in ready.proto.graph.initializer}
         initial = {name: ready.array(tensors[name]).copy() for name in names}
         buffers = {name: (new, ready.array(tensors[name]).copy()) for name, new in updated.items()}
         b = Builder.of(ready)
         for name in (*initial, *buffers):
             b.promote(name)
-        notes = (*aim.notes, *moved, *parameters.module_notes(source, training_mode))
-        return cls(Builder.of(b.model()), aim, rows, initial, buffers, random, notes)
+        notes = (*objective.notes, *notes_of_changes, *parameters.module_notes(source, training_mode))
+        return cls(Builder.of(b.model()), objective, rows, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:
-        """Append the backward pass from a gradient of the loss; return the gradients by parameter."""
-        return backward(self.b, {self.aim.loss: seed}, list(self.initial))
+        """Append the backward pass from `seed`, the gradient of the loss; return the gradients by parameter."""
+        return backward(self.b, {self.objective.loss: seed}, list(self.initial))
 
     def with_results(self, kept: Sequence[str]) -> Model:
-        """Return the graph with the outputs loss and metrics, then existing ones."""
-        return with_outputs(self.b.model(), outputs_of(self.aim), kept)
+        """Return the model with the outputs loss and metrics, followed by the existing outputs `kept`."""
+        return with_outputs(self.b.model(), outputs_of(self.objective), kept)
 
 
-def outputs_of(aim: losses.Objective) -> list[ValueInfoProto]:
-    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
+def outputs_of(objective: losses.Objective) -> list[ValueInfoProto]:
+    metrics = (declared(name, DType.FLOAT, ()) for name in objective.metrics)
+    return [declared(objective.loss, DType.FLOAT, objective.shape), *metrics]
 
 
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
-    """Return the model with exactly these outputs in this order: new ones, then existing ones by name.
+    """Return the model with exactly these outputs: the new ones, then existing ones by name.
 
-    Nodes that no output depends on are dropped, such as a Softmax whose logits the loss reads.
+    Nodes that no output depends on are removed, such as a Softmax if the loss reads its logits.
     """
     proto = clone(model.proto)
     existing = {v.name: v for v in proto.graph.output}
@@ -162,7 +163,7 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
 
 
 def batch_of(model: Model, *others: str | None) -> tuple[str, ...]:
-    """Return the inputs of a batch: all but others and those with a default."""
+    """Return the inputs of a batch: all inputs of the model except `others` and those with an initializer."""
     taken = {*others, *(tensor.name for tensor in model.proto.graph.initializer)}
     return tuple(v.name for v in model.proto.graph.input if v.name not in taken)
 
@@ -184,9 +185,9 @@ def with_values(model: Model, values: Mapping[str, Array]) -> Model:
 
 
 def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Report | None]:
-    """Lower the graph under the policy and return it with the report; appended losses and the update stay float32.
+    """Lower the graph under the policy and return it with the report; the appended loss and the update stay float32.
 
-    PolicyError for lowering options under a policy that lowers no op, and for nodes that must stay float32.
+    PolicyError for lowering options under a policy that lowers no op, and for a `lower` pattern on such a float32 node.
     """
     if policy.lowers is None:
         if painting:
@@ -209,23 +210,23 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
 
 
 _STATISTICS = {1: 3, 2: 4}
-"""Outputs of a BatchNormalization in training mode, each with the input that it updates."""
+"""Outputs of a BatchNormalization in training mode, each with the input that it replaces."""
 
 
 def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
-    """Return the model with each BatchNormalization and Dropout of its main graph in training mode.
+    """Put each BatchNormalization and Dropout of the main graph into training mode.
 
-    A BatchNormalization then also outputs its new running statistics; one whose statistics are `frozen`, by name, stays
-    as it is.
+    A BatchNormalization then also outputs its new running statistics. If `frozen` is true for the name of its
+    statistics, it does not change.
     """
     proto = clone(model.proto)
     taken = set(View.of(model).names)
     for node in (node for node in proto.graph.node if node.domain in ("", "ai.onnx")):
         if node.op_type == "Dropout":
-            on = claimed("training", taken)
-            proto.graph.initializer.append(from_array(np.array(True), on))
+            switch = claimed("training", taken)
+            proto.graph.initializer.append(from_array(np.array(True), switch))
             node.input.extend([""] * (3 - len(node.input)))
-            node.input[2] = on
+            node.input[2] = switch
         elif node.op_type == "BatchNormalization" and not any(frozen(node.input[i]) for i in _STATISTICS.values()):
             kept = [a for a in node.attribute if a.name != "training_mode"]
             refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
@@ -236,11 +237,11 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
 
 
 def statistics(graph: GraphProto) -> dict[str, str]:
-    """Return the running statistics updated in training: names of new values by initializer.
+    """Return the running statistics that training updates: the names of the new values, by initializer.
 
-    TrainingError for an initializer that two BatchNormalizations update.
+    TrainingError if two BatchNormalizations update the same initializer.
     """
-    known = {tensor.name for tensor in graph.initializer}
+    initializers = {tensor.name for tensor in graph.initializer}
     updated: dict[str, str] = {}
     for node in graph.node:
         if node.op_type != "BatchNormalization" or len(node.output) < 2:
@@ -251,34 +252,34 @@ def statistics(graph: GraphProto) -> dict[str, str]:
                 raise TrainingError(
                     f"two BatchNormalizations update the statistics {name!r}; export the model with separate ones"
                 )
-            if name in known and slot < len(node.output) and node.output[slot]:
+            if name in initializers and slot < len(node.output) and node.output[slot]:
                 updated[name] = node.output[slot]
     return updated
 
 
 def statistics_of(model: Model) -> list[str]:
-    known = {tensor.name for tensor in model.proto.graph.initializer}
+    initializers = {tensor.name for tensor in model.proto.graph.initializer}
     norms = [node for node in model.proto.graph.node if node.op_type == "BatchNormalization"]
-    return [name for node in norms for slot in _STATISTICS.values() if (name := node.input[slot]) in known]
+    return [name for node in norms for slot in _STATISTICS.values() if (name := node.input[slot]) in initializers]
 
 
-@door()
+@checked_arguments()
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
-    """Return a new model with some inputs replaced by initializers.
+    """Replace inputs of a model by initializers.
 
-    Exporters merge equal initializers and fold weights into others; parameters exported as inputs stay separate, each
-    under its name.
+    Exporters merge equal initializers and fold weights into others. Parameters that are exported as inputs stay
+    separate and keep their names; `bind` makes them initializers afterwards.
 
     Args:
-        model: as `Model.load` takes it; it is not changed.
+        model: a model, as for `Model.load`; it is not changed.
         values: arrays by input name.
-        folder: where the external data of a ModelProto lies.
+        folder: folder of the external data of a ModelProto.
 
     Returns:
-        The model with fewer inputs.
+        A new model without these inputs.
 
     Raises:
-        TrainingError: a name is not an input, or a value has another type or shape.
+        TrainingError: a name is not an input, or a value does not have the input's type and shape.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Data and results of a step: rows of arrays, batches and their checks, means over batches, predictions."""
+"""Data and results of a step: arrays of rows, batches and their checks, means over batches, predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amp_rewrite.evidence.data.sources import NOT_FED, is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.door import stated, to_array, whole_number
+from amp_rewrite.train.arguments import quoted, to_array, whole_number
 from amp_rewrite.train.keras.variables import ArrayLike
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 from amp_rewrite.train.step.assembly import with_state
@@ -25,13 +25,13 @@ _RANGES = {
     SHARES: (0.0, math.inf, "at least 0"),
     YES_OR_NO: (0.0, 1.0, "from 0 to 1; write no as 0 and yes as 1"),
 }
-"""The least and the largest number of targets of a kind, in words with the way out."""
+"""Smallest and largest target of each kind, and the range in words with a hint."""
 _ROUNDING = 1e-5
-"""How far rounding may carry a target outside its range."""
+"""Tolerance for targets that rounding moves outside their range."""
 
 
 def batch_model(model: Model, batch: Iterable[str]) -> Model:
-    """Return a model of these inputs alone, to check batches against."""
+    """Return a model with only these inputs, which batches are checked against."""
     declared = {v.name: v for v in model.proto.graph.input}
     proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.input.extend(declared[name] for name in batch)
@@ -39,30 +39,30 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
 
 
 def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
-    """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
+    """Return data as batches of a step. They may differ from pass to pass, and may contain NaN.
 
-    `declared`: a model of the inputs of a batch.
+    Class indices may have a class axis of size 1. `declared`: the `batch_model` of the step.
     """
     axes = {}
     if target is not None and target.kind == CLASSES and target.axis is not None:
         axes = {target.name: target.axis}
     feed = Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
-    left = next((note for note in feed.notes if note.endswith(NOT_FED)), None)
-    if left is not None:
+    unused = next((note for note in feed.notes if note.endswith(NOT_FED)), None)
+    if unused is not None:
         raise FeedError(
-            f"{left.removesuffix(NOT_FED)}have no input; give weights of rows by sample_weight=NAME of the loss"
+            f"{unused.removesuffix(NOT_FED)}have no input; give weights of rows by sample_weight=NAME of the loss"
         )
     return feed
 
 
-def fitted_targets(target: TargetInput, values: Array) -> Array:
-    """Return targets in the type of the loss: int64 classes, or float32 numbers.
+def converted_targets(target: TargetInput, values: Array) -> Array:
+    """Convert targets to the type that the loss reads: int32 or int64 class indices, or float32 numbers.
 
-    TrainingError for classes that are not whole, which would be truncated, and for shares in place of classes and the
-    other way round.
+    TrainingError for class indices that are not whole numbers, for one number per class where the loss reads class
+    indices, and the reverse.
     """
-    name, classes, ways = target.name, target.classes, values.dtype.kind in "fiub"
-    if not ways or not values.size:
+    name, classes = target.name, target.classes
+    if values.dtype.kind not in "fiub" or not values.size:
         return values
     if target.kind != CLASSES:
         if target.kind == SHARES and values.dtype.kind in "iu" and values.ndim < 2:
@@ -76,20 +76,20 @@ def fitted_targets(target: TargetInput, values: Array) -> Array:
             f"the targets {name!r} have a number for each of {classes} classes, but the loss takes class indices; use"
             " categorical_crossentropy (categorical_cross_entropy), or pass targets.argmax(-1)"
         )
-    strange = values[values % 1 != 0]
-    if strange.size:
+    invalid = values[values % 1 != 0]
+    if invalid.size:
         raise TrainingError(
-            f"the targets {name!r} have {strange.flat[0]:g}, but the loss takes class indices, which are whole;"
+            f"the targets {name!r} have {invalid.flat[0]:g}, but the loss takes class indices, which are whole;"
             " round them yourself, or use a loss of numbers such as mean_squared_error"
         )
     return values if values.dtype == np.int32 else values.astype(np.int64)
 
 
 def check_batch(declared: Model, target: TargetInput | None, batch: Batch, number: int) -> None:
-    """Raise FeedError if a named dimension has two sizes, TrainingError if a target is out of range.
+    """Check a batch: FeedError if a named dimension has two sizes, TrainingError if a target is out of range.
 
-    The backward pass assumes one size, and could be wrong. `declared`: a model of the inputs of a batch; `number`: the
-    number of the batch, for messages.
+    The backward pass assumes that a named dimension has one size, and would be wrong otherwise. `declared`: the
+    `batch_model` of the step. `number`: the number of the batch, for messages.
     """
     sizes: dict[str, tuple[int, str]] = {}
     for formal in declared.proto.graph.input:
@@ -105,30 +105,30 @@ def check_batch(declared: Model, target: TargetInput | None, batch: Batch, numbe
         return
     classes = batch[target.name]
     if target.kind in _RANGES:
-        least, most, told = _RANGES[target.kind]
-        strange = classes[(classes < least - _ROUNDING) | (classes > most + _ROUNDING)]
-        if strange.size:
+        least, most, legal = _RANGES[target.kind]
+        invalid = classes[(classes < least - _ROUNDING) | (classes > most + _ROUNDING)]
+        if invalid.size:
             raise TrainingError(
-                f"input {target.name!r} of batch {number} has {strange.flat[0]:g}, but its targets are {target.kind},"
-                f" {told}"
+                f"input {target.name!r} of batch {number} has {invalid.flat[0]:g}, but its targets are {target.kind},"
+                f" {legal}"
             )
     if target.classes is not None:
-        wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
-        if wrong.size:
+        invalid = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
+        if invalid.size:
             raise TrainingError(
-                f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"
+                f"input {target.name!r} of batch {number} has class {int(invalid.flat[0])}, but the model has classes 0"
                 f" to {target.classes - 1}; correct the targets"
             )
 
 
 BATCH_SIZE = 32
-"""Default number of rows of a batch, as in Keras."""
+"""Default number of rows per batch, as in Keras."""
 
 
 def with_targets(x: object, y: object, names: Sequence[str]) -> object:
-    """Return inputs and targets together, as a mapping or a tuple; the inputs alone if `y` is None.
+    """Combine inputs and targets in a mapping or a tuple; return the inputs if `y` is None.
 
-    `names`: of all inputs of a step. TrainingError for targets that are not arrays.
+    `names`: names of all batch inputs of a step. TrainingError for targets that are not arrays.
     """
     if y is None:
         return x
@@ -147,10 +147,10 @@ def with_targets(x: object, y: object, names: Sequence[str]) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Arrays with one row per example, all of one length, by name.
+    """Arrays by name with one row per example, all of the same length.
 
-    `batch_size`: rows of a batch; the last batch may have fewer. `shuffle`: take rows in a new order in each epoch,
-    from `seed` and the number of the epoch; None draws a seed.
+    `batch_size`: rows per batch; the last batch may have fewer. `shuffle`: a new order of the rows in each epoch, drawn
+    from `seed` and the number of the epoch. A `seed` of None draws the seed itself.
     """
 
     arrays: Mapping[str, Array]
@@ -165,8 +165,8 @@ class Rows:
         whole_number("seed", self.seed, 0)
         lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
-            raise FeedError(f"the arrays have different numbers of rows ({told}); pass arrays of one length")
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
+            raise FeedError(f"the arrays have different numbers of rows ({listed}); pass arrays of one length")
 
     @classmethod
     def of(
@@ -178,10 +178,10 @@ class Rows:
         seed: int | None = None,
         target: TargetInput | None = None,
     ) -> Rows | None:
-        """Return a mapping of arrays, an array, or a tuple of arrays with these names, as rows.
+        """Return the rows of a mapping of arrays, an array, or a tuple of arrays with these names.
 
-        None for data that are batches already, which take no batch size. FeedError for another number of arrays,
-        TrainingError for classes of the `target` that are not whole.
+        Data of any other form are batches already: the result is None, and `batch_size` must be None. FeedError for a
+        wrong number of arrays, TrainingError for class indices of the `target` that are not whole numbers.
         """
         arrays = (data,) if is_array(data) else data
         if isinstance(arrays, tuple) and arrays and all(map(is_array, arrays)):
@@ -196,7 +196,7 @@ class Rows:
         if isinstance(data, Mapping):
             arrays = {str(name): to_array(value, f"the input {str(name)!r}") for name, value in data.items()}
             if target is not None and target.name in arrays:
-                arrays[target.name] = fitted_targets(target, arrays[target.name])
+                arrays[target.name] = converted_targets(target, arrays[target.name])
             return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
         if batch_size is not None or shuffle:
             raise TrainingError(
@@ -220,7 +220,7 @@ class Rows:
             yield {name: array[part] if array.ndim else array for name, array in self.arrays.items()}
 
     def split(self, share: float) -> tuple[Rows, Rows]:
-        """Return the first rows, and the last `share` of them in their order, as Keras splits."""
+        """Split off the last `share` of the rows, in their order, for validation, as Keras does."""
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
             raise TrainingError(f"validation_split is {share!r}; use a number above 0 and below 1")
         at = len(self) - round(len(self) * share)
@@ -233,10 +233,10 @@ class Rows:
 
 
 class BatchMeans:
-    """Sums of a loss and of metrics over batches.
+    """Running means of a loss and of metrics over batches.
 
-    A batch weighs the classes that count in it, for the loss times their weights, if the target of the loss are
-    classes; else its rows.
+    A batch is weighted by its number of rows. For class indices, ignored rows do not count, and the loss is weighted by
+    the class weights of the others.
     """
 
     def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None) -> None:
@@ -246,20 +246,20 @@ class BatchMeans:
         self._weights = self._sums.copy()
 
     def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
-        """Add the results of a batch. A batch without counted rows is ignored."""
+        """Add the results of a batch; a batch of ignored rows only has no effect."""
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
         self.rows += rows
         weight = counted = float(rows)
         if self._target is not None and self._target.kind == CLASSES:
             weight, counted = self._target.counts(batch[self._target.name])
         for name in self._sums:
-            here = weight if name == self._loss else counted
-            if here:
-                self._sums[name] += results[name].item() * here
-                self._weights[name] += here
+            own = weight if name == self._loss else counted
+            if own:
+                self._sums[name] += results[name].item() * own
+                self._weights[name] += own
 
     def scores(self, metrics: Sequence[str]) -> Scores:
-        """Return the means, those of metrics under these names; NaN without counted rows."""
+        """Return the means, with these names for the metrics; NaN if no row counts."""
         pairs = zip(self._sums.values(), self._weights.values(), strict=True)
         mean, *means = (total / weight if weight else math.nan for total, weight in pairs)
         return Scores(mean, dict(zip(metrics, means, strict=True)), self.rows)
@@ -267,10 +267,10 @@ class BatchMeans:
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over data, those of all rows together.
+    """Means of loss and metrics over all rows of the data.
 
-    A batch weighs its targets that are not ignored, that of another loss its rows. As in Keras, it is the sequence
-    [loss, *metrics], too.
+    A batch is weighted by its number of rows, without ignored ones. As in Keras, the object is also the sequence
+    [loss, *metrics].
 
     Attributes:
         loss: the loss.
@@ -298,10 +298,10 @@ class Scores:
 
 
 class HoldsSession:
-    """Base of objects with an open session; they have no copies."""
+    """Mixin for objects with an open session: they cannot be copied or pickled."""
 
     def __reduce__(self) -> NoReturn:
-        """Say how to go on in place of a copy."""
+        """Raise a TrainingError with a hint."""
         raise TrainingError(
             f"a {type(self).__name__} holds an open session, which cannot be copied; save() writes its state, and"
             " load() of a new one reads it"
@@ -310,13 +310,13 @@ class HoldsSession:
 
 @dataclass(frozen=True, eq=False)
 class Predictions(ArrayLike):
-    """Outputs of a model, read as the array of one of them; `predictions["NAME"]` is another.
+    """The outputs of a model; the object behaves like the array of one output, `predictions["NAME"]` like another's.
 
     Attributes:
-        compute: gives the arrays by name.
-        names: the outputs.
-        output: the output that is read.
-        source: what a loss object needs.
+        compute: returns the float32 arrays by name.
+        names: names of all outputs.
+        output: name of this output.
+        source: network, inputs and weights behind the predictions, for loss objects; None without a network.
     """
 
     compute: Callable[[], Mapping[str, Array]]
@@ -325,7 +325,7 @@ class Predictions(ArrayLike):
     source: object = None
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the predictions of another output, or a part of the array."""
+        """Return the predictions of another output by name, or index the array."""
         if not isinstance(key, str):
             return self.numpy()[key]
         if key not in self.names:
@@ -345,19 +345,19 @@ class Predictions(ArrayLike):
 
 
 def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
-    """Return the inputs of a model from a batch, perhaps with targets. FeedError if one does not fit."""
+    """Return the model inputs in a batch, which may also have targets. FeedError for a wrong type or shape."""
     if not isinstance(batch, Mapping):
-        raise TrainingError(f"the batch is {stated(batch)}; pass a mapping from names of inputs to arrays")
+        raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from names of inputs to arrays")
     missing = sorted(set(inputs) - batch.keys())
     if missing:
         raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
-    (read,) = Feed.of([batch], batch_model(source, inputs), allow_nonfinite=True)
-    return read
+    (checked,) = Feed.of([batch], batch_model(source, inputs), allow_nonfinite=True)
+    return checked
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A model opened to compute its outputs. `inputs`: those besides the weights."""
+    """An open model that computes its outputs. `inputs`: its inputs other than the weights."""
 
     source: Model
     runner: Runner
@@ -369,15 +369,15 @@ class Predictor:
         return cls(source, runner, tuple(port.name for port in runner.inputs if port.name not in weights))
 
     def __call__(self, batch: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, Array]:
-        read = inputs_of(self.source, self.inputs, batch)
+        inputs = inputs_of(self.source, self.inputs, batch)
         outputs = [v.name for v in self.source.proto.graph.output]
         ports = {port.name for port in self.runner.inputs}
-        held = {name: array for name, array in weights.items() if name in ports}
-        results = self.runner.run({**held, **read}, outputs)
+        fed_weights = {name: array for name, array in weights.items() if name in ports}
+        results = self.runner.run({**fed_weights, **inputs}, outputs)
         return {name: np.asarray(results[name]) for name in outputs}
 
     def rows(self, data: object, batch_size: int | None, weights: Mapping[str, Array]) -> Predictions:
-        """Return the outputs for all rows of data, joined along the first axis. Labels are left out."""
+        """Compute the outputs for all rows, concatenated along the first axis. Targets in the data are ignored."""
         given = data[: len(self.inputs)] if isinstance(data, tuple) else data
         rows = Rows.of(given, self.inputs, batch_size, False)
         feed = Feed.of(
@@ -388,5 +388,5 @@ class Predictor:
         )
         parts = [self(batch, weights) for batch in feed]
         names = tuple(v.name for v in self.source.proto.graph.output)
-        found = {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in names}
-        return Predictions(lambda: found, names, names[0])
+        arrays = {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in names}
+        return Predictions(lambda: arrays, names, names[0])

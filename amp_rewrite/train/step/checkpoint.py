@@ -1,7 +1,7 @@
-"""Checkpoints: all state of a training step in one .npz file, written atomically, read without pickle.
+"""Checkpoints: all state of a training step in one .npz file, written atomically and read without pickle.
 
-Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>", "step", with a dynamic loss scale
-"loss_scale" and "good_steps", and with Dropout or random ops "random". `numpy.load` lists them.
+Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>" and "step"; with a dynamic loss scale
+also "loss_scale" and "good_steps", and with Dropout or random ops "random". `numpy.load` lists them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from amp_rewrite.files.disk import replacing
 from amp_rewrite.train.update.graph import StateVariable
 
 LIMIT = 1 << 40
-"""Limit for the bytes of a checkpoint in memory."""
+"""Largest size of a checkpoint in memory, in bytes."""
 SLOT = "slot/"
 PATHS = (
     *("step", SLOT, "parameter/", "buffer/", "loss_scale", "good_steps", "count/", "micro_batch", "accumulated/"),
     *("random", "amp_rewrite/"),
 )
-"""Beginnings of all paths in files of `Trainer.save`."""
+"""Prefixes of all paths in files of `Trainer.save`."""
 VERSION = 1
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
-# State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
+# State that a checkpoint may lack (the initial value is used) or have in addition (it is ignored).
 _OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random")
 
 
 def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None:
-    """Write the state, by path, of the model with this fingerprint; a checkpoint at `path` is replaced.
+    """Write the state by path, with the fingerprint of the model; a checkpoint at `path` is replaced.
 
     TrainingError for a path that does not end in .npz or cannot be written.
     """
@@ -56,13 +56,13 @@ def load(
     micro_batches: int = 1,
     left_out: tuple[str, ...] = (),
 ) -> dict[str, Array]:
-    """Return the state of a checkpoint by path: all `variables`, and counts. A missing loss scale is the initial one.
+    """Return the state in a checkpoint by path: all `variables`, and counts. A missing loss scale is the initial one.
 
-    `left_out`: prefixes of paths that are not read.
+    `left_out`: prefixes of paths to ignore.
 
-    TrainingError for a checkpoint of another version, model, optimizer or set of parameters, and for one saved inside a
-    step with more `micro_batches`. FeedError for a file that is damaged, contains pickled objects, or needs more than
-    `LIMIT` bytes.
+    TrainingError for a checkpoint of another version, model, optimizer or set of parameters, and for one that was saved
+    within a step that has more `micro_batches`. FeedError for a file that is damaged, contains pickled objects, or
+    needs more than `LIMIT` bytes.
     """
     path = Path(path)
     file = Npz(path)
@@ -80,22 +80,22 @@ def load(
             f"{path} is a checkpoint of another model: its ops or its weights' shapes differ; make the step from that"
             " model"
         )
-    begun = int(arrays.get("micro_batch", 0))
-    if begun >= micro_batches:
+    done = int(arrays.get("micro_batch", 0))
+    if done >= micro_batches:
         raise TrainingError(
-            f"{path} was saved inside a step, after {begun} of its micro-batches, but here a step has {micro_batches};"
+            f"{path} was saved inside a step, after {done} of its micro-batches, but here a step has {micro_batches};"
             " make it with the same number"
         )
     arrays = {name: array for name, array in arrays.items() if not name.startswith(left_out)}
-    known = {v.name: v.initial for v in variables}
-    state = {name: array for name, array in arrays.items() if name in known or name.startswith("count/")}
-    state |= {name: initial for name, initial in known.items() if name not in arrays and name.startswith(_OPTIONAL)}
-    strange = (name for name in arrays if name not in state and not name.startswith(_OPTIONAL))
-    other = (n for n, a in known.items() if n not in state or (state[n].shape, state[n].dtype) != (a.shape, a.dtype))
-    wrong = next(iter((*strange, *other)), None)
-    if wrong is not None:
+    initial = {v.name: v.initial for v in variables}
+    state = {name: array for name, array in arrays.items() if name in initial or name.startswith("count/")}
+    state |= {name: array for name, array in initial.items() if name not in arrays and name.startswith(_OPTIONAL)}
+    extra = (name for name in arrays if name not in state and not name.startswith(_OPTIONAL))
+    wrong = (n for n, a in initial.items() if n not in state or (state[n].shape, state[n].dtype) != (a.shape, a.dtype))
+    differing = next(iter((*extra, *wrong)), None)
+    if differing is not None:
         raise TrainingError(
-            f"{path} and this step differ in {wrong!r}: it was saved with another optimizer, or with other trained"
+            f"{path} and this step differ in {differing!r}: it was saved with another optimizer, or with other trained"
             " parameters; make the step with the same ones"
         )
     return state
@@ -110,6 +110,6 @@ def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> Mapping[
 
 
 def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return a step count and slots by their paths in checkpoints."""
-    every = {f"{SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
-    return {"step": np.array(iterations, np.int64), **every}
+    """Return the step count and the slots by path in checkpoints."""
+    by_slot = {f"{SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
+    return {"step": np.array(iterations, np.int64), **by_slot}

@@ -1,4 +1,4 @@
-"""The loop of `fit`: epochs over batches, validation after each, callbacks, and the record of all."""
+"""The loop of `fit`: epochs over batches, validation after each epoch, callbacks, and the history."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import Named, door, whole_number
+from amp_rewrite.train.arguments import AttributeHints, checked_arguments, whole_number
 from amp_rewrite.train.loss_scale import MINIMUM, DynamicLossScale
 from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
-from amp_rewrite.train.update.optimizer import rate_of_config
+from amp_rewrite.train.update.optimizer import rate_from_config
 
 Log = Mapping[str, float]
-"""Numbers of an epoch: loss, metrics, the same with "val_" before them, learning_rate, skipped, loss_scale, seconds."""
+"""Numbers of an epoch by name, see `History`."""
 
 
-@door()
+@checked_arguments()
 @dataclass(eq=False)
 class EarlyStopping:
-    """Stop when a number has not improved for `patience` epochs in a row, as in Keras; for 0 after the first.
+    """Stop when a number has not improved for `patience` consecutive epochs, as in Keras.
 
-    `fit` calls `begin`, `epoch_end` after each epoch, and `end`, also after an error.
+    `fit` calls `begin`, then `epoch_end` after each epoch, and `end` at the end, even after an error.
 
     Args:
-        monitor: a number of an epoch.
-        patience: epochs without improvement after which `fit` stops.
-        restore_best_weights: end with the state of the best epoch.
+        monitor: name of the number, such as "val_loss" or "accuracy".
+        patience: number of epochs without improvement after which `fit` stops; 0 stops after the first, like 1.
+        restore_best_weights: True restores the state of the best epoch at the end.
         mode: "min", "max", or "auto": min for a loss, max for an accuracy.
-        min_delta: least change that counts.
+        min_delta: smallest change that counts as an improvement.
+
+    Raises:
+        TrainingError: the mode is unknown, or "auto" cannot be resolved from the name.
     """
 
     monitor: str = "val_loss"
@@ -59,12 +62,12 @@ class EarlyStopping:
         self.sign = 1.0 if self.mode == "min" or (self.mode == "auto" and falling) else -1.0
 
     def begin(self) -> None:
-        """Prepare for a call of `fit`."""
+        """Reset at the start of a call of `fit`."""
         self.best, self._waited = math.inf, 0
         self._state: dict[str, Array] | None = None
 
     def epoch_end(self, trainer: Any, log: Log) -> bool:
-        """Look at the numbers of an epoch. Return True to stop."""
+        """Compare the numbers of an epoch with the best ones. Return True to stop."""
         if self.monitor not in log:
             hint = "; give validation_data or validation_split" if self.monitor.startswith("val_") else ""
             raise TrainingError(f"EarlyStopping monitors {self.monitor!r}, but an epoch has {', '.join(log)}{hint}")
@@ -77,13 +80,13 @@ class EarlyStopping:
         return self._waited >= max(self.patience, 1)
 
     def end(self, trainer: Any) -> None:
-        """Finish a call of `fit`."""
+        """Restore the best state, if asked to."""
         if self._state is not None:
             trainer.set_state(self._state)
 
 
 Callback = EarlyStopping | Callable[[int, Log], object]
-"""A callback of `fit`: an object above, or a function of the number of an epoch, from 0, and its numbers."""
+"""A callback of `fit`: `EarlyStopping`, or a function of the index of an epoch (from 0) and its numbers."""
 
 
 Progress = Callable[[int, int], None]
@@ -95,15 +98,16 @@ class FitOptions(TypedDict, total=False):
     """Options of `fit`.
 
     Attributes:
-        shuffle: take the rows of arrays in a new order in each epoch; by default yes.
-        seed: of that order, together with the number of the epoch; by default each call draws one.
+        shuffle: shuffle the rows of arrays in each epoch; by default True.
+        seed: seed of the order, combined with the index of the epoch; by default, each call draws one.
         validation_data: data to evaluate after each epoch, such as (x, y).
-        validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
-        callbacks: `EarlyStopping`, and functions of the number of an epoch, from 0, and its numbers;
-            one that returns True stops.
-        first_epoch: number of the first epoch, for a run that is resumed.
-        steps_per_epoch: runs of an epoch; the next one goes on where it ends, and data that end begin again.
-        verbose: accepted as in Keras; `progress` draws.
+        validation_split: fraction of the rows of arrays, taken from the end, to evaluate on instead of training on.
+        callbacks: `EarlyStopping`, or functions of the index of an epoch (from 0) and its numbers; training stops if
+            one returns True.
+        first_epoch: index of the first epoch, to resume a run.
+        steps_per_epoch: runs per epoch; the next epoch continues where the last one ended, and data start over at
+            their end.
+        verbose: accepted as in Keras, and ignored; see `progress`.
     """
 
     shuffle: bool | None
@@ -117,17 +121,17 @@ class FitOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class History(Named):
-    """Record of a call of `fit`.
+class History(AttributeHints):
+    """Result of a call of `fit`.
 
-    An epoch has the means of loss and metrics, weighted as in `Scores`, the same with "val_" before them if there are
-    validation data, learning_rate, skipped (steps), loss_scale if there is one, and seconds.
+    The numbers of an epoch are the means of loss and metrics, weighted as in `Scores`; the same with the prefix "val_"
+    for validation data; learning_rate; skipped (steps); loss_scale, if there is one; and seconds.
 
     Attributes:
         losses: the loss of each run.
-        skipped: steps not applied because a gradient was nonfinite.
-        nonfinite: all steps with nonfinite gradients, including those applied under a fixed loss scale or none.
-        epochs: numbers of each epoch by name.
+        skipped: number of steps that were not applied because a gradient was nonfinite.
+        nonfinite: number of steps with nonfinite gradients, including those applied without a dynamic loss scale.
+        epochs: the numbers of each epoch by name.
     """
 
     losses: tuple[float, ...]
@@ -143,11 +147,12 @@ class History(Named):
 
 
 @dataclass
-class Health:
-    """Warnings of a call of `fit`.
+class Monitor:
+    """Counts of nonfinite steps in a call of `fit`, and the warning about them.
 
-    `start`: the step count before it. `applied`: the first bad gradient of an applied nonfinite step. `batch`: that of
-    the last run, which was `skipped`. `before`: numbers of skipped and of nonfinite steps before it.
+    `start`: the step count before the call. `before`: counts of skipped and nonfinite steps before the last run.
+    `applied`: the first nonfinite gradient that was applied, in words. `batch`: the batch of the last run; `skipped`:
+    True if that run was skipped.
     """
 
     trainer: Any
@@ -157,15 +162,15 @@ class Health:
     batch: Batch | None = None
     skipped: bool = False
 
-    def see(self, batch: Batch) -> None:
-        """Look at the trainer after a run."""
+    def record(self, batch: Batch) -> None:
+        """Record the state of the trainer after a run."""
         trainer, (skipped, nonfinite) = self.trainer, self.before
         self.batch, self.skipped, self.before = batch, trainer.skipped > skipped, (trainer.skipped, trainer.nonfinite)
         if trainer.nonfinite > nonfinite and not self.skipped and not self.applied:
             self.applied = trainer.diagnosis(batch, before=True) or "none that is left"
 
     def warn(self, skipped: int) -> None:
-        """Warn once if nothing was learned; a single skipped step only looks for a scale."""
+        """Warn if weights are NaN or steps were skipped to the end; one skipped step is normal."""
         trainer, scale = self.trainer, self.trainer.step.loss_scale
         if self.batch is None:
             return
@@ -194,7 +199,7 @@ class Health:
 
 @dataclass
 class Fitting:
-    """One call of `fit`. `rows`: the data if they are arrays, else `feed` has the batches."""
+    """One call of `fit`. `rows`: the data if they are arrays; otherwise `feed` yields the batches."""
 
     trainer: Any
     rows: Rows | None
@@ -207,7 +212,7 @@ class Fitting:
 
     @classmethod
     def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
-        """Prepare data and options. TrainingError for options at odds with the data."""
+        """Prepare data and options. TrainingError for options that contradict the data."""
         if data is None:
             raise TrainingError("fit lacks data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
@@ -221,10 +226,10 @@ class Fitting:
             what = "validation_data are given, too" if rows is not None else "these data are batches already"
             raise TrainingError(f"validation_split takes rows of arrays, but {what}; use one of the two")
         if share and rows is not None:
-            rows, held = rows.split(share)
-            validation = held.arrays
+            rows, held_out = rows.split(share)
+            validation = held_out.arrays
         if validation is not None and Rows.of(validation, names, None, False, target=trainer.step.target) is None:
-            validation = trainer.feed(validation)  # a generator gives its batches once
+            validation = trainer.feed(validation)  # a generator yields its batches only once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
         given = options.get("callbacks", ())
         callbacks: Any = given if isinstance(given, (list, tuple)) else (given,)
@@ -240,9 +245,9 @@ class Fitting:
 
     def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
         trainer = self.trainer
-        rate: Rate | None = rate_of_config(learning_rate)
+        rate: Rate | None = rate_from_config(learning_rate)
         before = (trainer.skipped, trainer.nonfinite)
-        health = Health(trainer, trainer.steps, before)
+        monitor = Monitor(trainer, trainer.steps, before)
         per_epoch = self.steps or (self.rows.count if self.rows is not None else len(self.feed) if progress else 0)
         total, stream = len(epochs) * per_epoch, self._stream(epochs.start)
         with ExitStack() as stack:
@@ -251,16 +256,16 @@ class Fitting:
                 stack.callback(callback.end, trainer)
             for epoch in epochs:
                 batches = self._batches(epoch) if self.steps is None else islice(stream, self.steps)
-                log = self._epoch(batches, rate, health, lambda done: progress and progress(done, total))
+                log = self._epoch(batches, rate, monitor, lambda done: progress and progress(done, total))
                 self.epochs.append(log)
-                found = [
+                results = [
                     callback.epoch_end(trainer, log) if isinstance(callback, EarlyStopping) else callback(epoch, log)
                     for callback in self.callbacks
                 ]
-                if any(one is True for one in found):
+                if any(result is True for result in results):
                     break
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
-        health.warn(skipped)
+        monitor.warn(skipped)
         return History(tuple(self.losses), skipped, nonfinite, tuple(self.epochs))
 
     def _batches(self, epoch: int) -> Any:
@@ -273,13 +278,13 @@ class Fitting:
             yield from islice(self._batches(number), skipped if number == passed else 0, None)
 
     def _epoch(
-        self, batches: Iterable[Any], learning_rate: Rate | None, health: Health, done: Callable[[int], object]
+        self, batches: Iterable[Any], learning_rate: Rate | None, monitor: Monitor, done: Callable[[int], object]
     ) -> dict[str, float]:
         trainer, step, skipped = self.trainer, self.trainer.step, self.trainer.skipped
         sums, start = BatchMeans(step.loss, step.metrics, step.target), time.perf_counter()
         for number, batch in enumerate(batches):
             results = trainer.take(batch, number, learning_rate)
-            health.see(batch)
+            monitor.record(batch)
             sums.add(batch, results)
             self.losses.append(results[step.loss].item())
             done(len(self.losses))

@@ -1,4 +1,4 @@
-"""The loss of an ONNX model with gradients, predictions and state, for custom loops with the optimizers of `keras`."""
+"""The loss of an ONNX model with its gradients and state, for custom loops with the optimizers of `train.keras`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train import policy as policies
-from amp_rewrite.train.door import Named, door, to_array
+from amp_rewrite.train.arguments import AttributeHints, checked_arguments, to_array
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, batch_of, lowered, with_values
-from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, check_batch, feed_of, fitted_targets
+from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, check_batch, converted_targets, feed_of
 from amp_rewrite.train.step.step import TrainingReport, model_name
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
@@ -35,11 +35,11 @@ from amp_rewrite.train.update.optimizer import initial_slots
 
 @dataclass(frozen=True, eq=False)
 class LossGraph:
-    """The open graph of a loss with its gradients.
+    """The graph of a loss and its gradients, open in a session.
 
-    `results`: names of loss and metrics. `seed`: the input for the gradient of the loss by itself. `gradients`: outputs
-    by parameter. `buffers`: the running statistics, each with the output of the next ones. `random`: the input of the
-    random state. `declared`: a model of the inputs of a batch.
+    `results`: names of loss and metrics. `seed`: the input that the gradients are multiplied by. `gradients`: outputs
+    by parameter. `buffers`: outputs with the new running statistics, by input. `random`: the input with the random
+    state. `declared`: the `batch_model` of the loss.
     """
 
     runner: Runner
@@ -58,12 +58,12 @@ def _default_options() -> SessionOptions:
 
 
 _BUFFER = "buffer/"
-"""Prefix of paths of running statistics in checkpoints."""
+"""Prefix of the paths of running statistics in checkpoints."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Weights of a model, shared by its losses: variables by name, and running state by path in checkpoints.
+    """The weights of a model, shared by its losses: variables by name, and other state by path in checkpoints.
 
     `running`: "buffer/NAME" for running statistics, "random" for the random state.
     """
@@ -72,52 +72,52 @@ class Weights:
     variables: dict[str, Variable] = field(default_factory=dict)
     running: dict[str, Array] = field(default_factory=dict)
 
-    def held(self) -> dict[str, Array]:
-        """Return variables and running statistics by name as they are now."""
+    def arrays(self) -> dict[str, Array]:
+        """Return the current values of variables and running statistics by name, without copies."""
         buffers = {p.removeprefix(_BUFFER): a for p, a in self.running.items() if p.startswith(_BUFFER)}
-        return {name: variable.held for name, variable in self.variables.items()} | buffers
+        return {name: variable.array for name, variable in self.variables.items()} | buffers
 
     @cached_property
     def predictor(self) -> Predictor:
-        return Predictor.of(self.subject.source, self.held().keys(), _default_options())
+        return Predictor.of(self.subject.source, self.arrays().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the model, with these weights and those of its own graph.
+        """Return a loss of the model with these weights, and add the weights that it also needs.
 
-        It is opened on CUDA if available, else emulated on the CPU. Errors are those of `training_step`.
+        It runs on CUDA if available, else emulated on the CPU. The errors are those of `training_step`.
         """
         subject = self.subject
-        ready = Prepared.of(subject, text)
-        b, aim = ready.b, ready.aim
+        prepared = Prepared.of(subject, text)
+        b, objective = prepared.b, prepared.objective
         seed = b.input("seed", DType.FLOAT, ())
         grads = {
             name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=gradient)
-            for name, gradient in ready.gradients(seed).items()
+            for name, gradient in prepared.gradients(seed).items()
         }
         buffers = {
             name: b.output(f"{name}_next", DType.FLOAT, start.shape, source=new)
-            for name, (new, start) in ready.buffers.items()
+            for name, (new, start) in prepared.buffers.items()
         }
-        whole = ready.with_results((*grads.values(), *buffers.values()))
-        declared = batch_model(whole, batch_of(whole, seed, *ready.initial, *buffers, ready.random))
+        whole = prepared.with_results((*grads.values(), *buffers.values()))
+        declared = batch_model(whole, batch_of(whole, seed, *prepared.initial, *buffers, prepared.random))
         result, conversion = lowered(whole, subject.policy, subject.painting)
         options = _default_options()
         if conversion is not None and CUDA not in options.providers:
             result = emulate(result)
         runner = Runner.open(result, options)
-        report = TrainingReport(model_name(subject.source), text, ready.rows, ready.notes, conversion)
-        for name, start in ready.initial.items():
+        report = TrainingReport(model_name(subject.source), text, prepared.rows, prepared.notes, conversion)
+        for name, start in prepared.initial.items():
             self.variables.setdefault(name, Variable(start, name))
-        for name, (_, start) in ready.buffers.items():
+        for name, (_, start) in prepared.buffers.items():
             self.running.setdefault(f"{_BUFFER}{name}", start.copy())
-        if ready.random is not None:
+        if prepared.random is not None:
             self.running.setdefault("random", initial_random_state(subject.seed))
-        results = (aim.loss, *aim.metrics)
-        graph = LossGraph(runner, results, aim.target, seed, grads, buffers, ready.random, declared, report)
-        return ModelLoss(tuple(self.variables[name] for name in ready.initial), self, graph)
+        results = (objective.loss, *objective.metrics)
+        graph = LossGraph(runner, results, objective.target, seed, grads, buffers, prepared.random, declared, report)
+        return ModelLoss(tuple(self.variables[name] for name in prepared.initial), self, graph)
 
     def checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
-        """Return all state, also of an optimizer, by path in checkpoints."""
+        """Return all state by path in checkpoints, including that of an optimizer."""
         state = {f"parameter/{name}": variable.numpy() for name, variable in self.variables.items()}
         if optimizer is not None:
             fresh = initial_slots(optimizer.rule, {name: v.numpy() for name, v in self.variables.items()})
@@ -126,18 +126,18 @@ class Weights:
         return state | self.running
 
 
-@door()
-class WithWeights(Named, HoldsSession):
-    """Base of objects with weights: export and checkpoints."""
+@checked_arguments()
+class WithWeights(AttributeHints, HoldsSession):
+    """Base class of objects with weights: export and checkpoints."""
 
     _weights: Weights
 
     def export(self) -> Model:
-        """Return the model with the current parameters and running statistics, float32, ready for `convert`."""
-        return with_values(self._weights.subject.source, self._weights.held())
+        """Return the model with its current parameters and running statistics as float32 initializers."""
+        return with_values(self._weights.subject.source, self._weights.arrays())
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save` and `Trainer.load`."""
+        """Write a checkpoint of the model and its optimizer in the format of `Trainer.save`."""
         source = self._weights.subject.source
         checkpoint.save(path, self._weights.checkpoint(optimizer), fingerprint(source).graph)
 
@@ -146,10 +146,10 @@ class WithWeights(Named, HoldsSession):
 
         Args:
             path: the file.
-            optimizer: the optimizer, which gets its step count, slots and loss scale back; None leaves those out.
+            optimizer: the optimizer whose step count, slots and loss scale are restored; None ignores them.
 
         Raises:
-            TrainingError: the checkpoint is of another model, optimizer or set of parameters.
+            TrainingError: the checkpoint belongs to another model, optimizer or set of parameters.
         """
         own = self._weights
         wanted = [StateVariable(name, name, "", array) for name, array in own.checkpoint(optimizer).items()]
@@ -162,16 +162,16 @@ class WithWeights(Named, HoldsSession):
             optimizer.restore(saved)
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True, eq=False)
 class ModelLoss(WithWeights, Loss):
-    """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
+    """The `Differentiable` loss of a model: calls compute its value, `gradients` its gradients.
 
-    In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
-    the same numbers as the gradients after them. Multiples are losses again, as in `loss.on(batch) / 4`.
+    In training mode, `gradients` also updates running statistics and the random state; a call before it sees the same
+    random numbers. Multiples of a loss are losses, as in `loss.on(batch) / 4`.
 
     Attributes:
-        variables: the model's parameters; an assigned value is used from the next call on.
+        variables: the model's parameters; assigned values apply from the next call on.
         results: loss and metrics of the last computation for this batch, by name.
     """
 
@@ -179,70 +179,70 @@ class ModelLoss(WithWeights, Loss):
     _weights: Weights = field(repr=False)
     _graph: LossGraph = field(repr=False)
     _batch: Mapping[str, Array] = field(default_factory=dict, repr=False)
-    _held: Mapping[str, Array] | None = field(default=None, repr=False)
+    _fixed_weights: Mapping[str, Array] | None = field(default=None, repr=False)
     results: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    @door(options=ModelOptions)
+    @checked_arguments(options=ModelOptions)
     def of(cls, model: object, loss: str, **options: Unpack[ModelOptions]) -> ModelLoss:
-        """Return the loss of a model. It runs on CUDA if available, else on the CPU, with low policies emulated.
+        """Return the loss of a model. It runs on CUDA if available, else on the CPU, where low types are emulated.
 
-        Arguments and errors are those of `training_step`; the policy is by default mixed_float16 while the rewrite is
-        enabled, else that of `set_policy`, else float32.
+        Arguments and errors are those of `training_step`. The default policy is mixed_float16 while the graph rewrite
+        is enabled, else that of `set_policy`, else float32.
         """
         require("ModelLoss")
         return Weights(Subject.of(model, options, policies.policy_of_sessions)).loss(loss)
 
     @property
     def report(self) -> TrainingReport:
-        """The parameters with their roles, the values read by the loss, and the type of each op."""
+        """Report: the parameters with their roles, notes about the loss, and the type of each op."""
         return self._graph.report
 
-    def on(self, batch: Mapping[str, Array], held: Mapping[str, Array] | None = None) -> ModelLoss:
+    def on(self, batch: Mapping[str, Array], weights: Mapping[str, Array] | None = None) -> ModelLoss:
         """Return the loss of this batch.
 
         Args:
             batch: arrays by input name.
-            held: weights by name for which it is computed; None: those of the variables at the time of a computation.
+            weights: arrays by parameter name to compute the loss with; None uses the variables' current values.
         """
         target, given = self._graph.target, dict(batch)
         if target is not None and target.name in given:
-            given[target.name] = fitted_targets(target, to_array(given[target.name], f"the target {target.name!r}"))
-        return replace(self, _batch=given, _held=held, results={})
+            given[target.name] = converted_targets(target, to_array(given[target.name], f"the target {target.name!r}"))
+        return replace(self, _batch=given, _fixed_weights=weights, results={})
 
     def __call__(self) -> Array:
-        """Return the loss: a float32 scalar, shape ()."""
+        """Compute the loss: a float32 scalar, shape ()."""
         self._run((), np.array(1, np.float32))
         return np.array(self.results["loss"], np.float32)
 
     def __float__(self) -> float:
-        """Return the loss of the last computation for this batch; compute it if there was none."""
+        """Return the loss of the last computation for this batch, or compute it."""
         return self.results["loss"] if self.results else float(self())
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the float32 gradients of `seed` times the loss; None for variables of another loss.
 
-        One forward pass gives the gradients and the `results`.
+        One forward pass computes both the gradients and `results`.
         """
         graph, running = self._graph, self._weights.running
         own = [v for v in variables if any(v is mine for mine in self.variables)]
         if not own:
             return [None for _ in variables]
         outputs = (*(graph.gradients[v.name] for v in own), *graph.buffers.values())
-        found = self._run(outputs, np.asarray(seed, np.float32))
-        running.update({f"{_BUFFER}{name}": np.array(found[new]) for name, new in graph.buffers.items()})
+        results = self._run(outputs, np.asarray(seed, np.float32))
+        running.update({f"{_BUFFER}{name}": np.array(results[new]) for name, new in graph.buffers.items()})
         if graph.random is not None:
             running["random"] = running["random"] * np.array(MULTIPLIERS, np.int64) % PRIME
-        return [found[graph.gradients[v.name]] if any(v is mine for mine in own) else None for v in variables]
+        return [results[graph.gradients[v.name]] if any(v is mine for mine in own) else None for v in variables]
 
     def predict(self, batch: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """Return the outputs of the model for a batch by name: in float32, without dropout, with running statistics.
+        """Return the outputs of the model by name, in float32 and evaluation mode (running statistics, no dropout).
 
         Args:
-            batch: arrays by input name; targets are not needed. By default the batch of this loss.
+            batch: arrays by input name, with or without targets; by default the batch of this loss.
         """
         given = self._batch if batch is None else batch
-        return self._weights.predictor(given, self._held or self._weights.held())
+        return self._weights.predictor(given, self._fixed_weights or self._weights.arrays())
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
         graph, running = self._graph, self._weights.running
@@ -251,14 +251,14 @@ class ModelLoss(WithWeights, Loss):
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
         (batch,) = feed_of([self._batch], graph.declared, graph.target)
         check_batch(graph.declared, graph.target, batch, 0)
-        feeds = {**(self._held or self._weights.held()), **batch, graph.seed: seed}
+        feeds = {**(self._fixed_weights or self._weights.arrays()), **batch, graph.seed: seed}
         feeds |= {name: running[f"{_BUFFER}{name}"] for name in graph.buffers}
         if graph.random is not None:
             feeds[graph.random] = running["random"]
-        inputs = {port.name for port in graph.runner.inputs}
-        read = {name: array for name, array in feeds.items() if name in inputs}
-        found = graph.runner.run(read, (*graph.results, *outputs))
-        numbers = [float(np.asarray(found[name]).reshape(())) for name in graph.results]
+        ports = {port.name for port in graph.runner.inputs}
+        inputs = {name: array for name, array in feeds.items() if name in ports}
+        results = graph.runner.run(inputs, (*graph.results, *outputs))
+        numbers = [float(np.asarray(results[name]).reshape(())) for name in graph.results]
         self.results.clear()
         self.results.update(zip(("loss", *graph.results[1:]), numbers, strict=True))
-        return found
+        return results

@@ -1,4 +1,4 @@
-"""A training step as one ONNX model: batch and state in; loss, metrics and new state out. Its report, and its file."""
+"""A training step as one ONNX model: from batch and state to loss, metrics and new state. Its report and its file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import policy as policies
-from amp_rewrite.train.door import door, stated, whole_number
+from amp_rewrite.train.arguments import checked_arguments, quoted, whole_number
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.loss_scale import LossScale, serialize
 from amp_rewrite.train.objective import losses
@@ -40,27 +40,27 @@ from amp_rewrite.train.step import assembly
 from amp_rewrite.train.step.assembly import ModelOptions
 from amp_rewrite.train.update.graph import Scaling, StateVariable, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
-from amp_rewrite.train.update.optimizers import named
+from amp_rewrite.train.update.optimizers import parse_optimizer
 
 _WIDTH = 60
-"""Most characters of a name before its shape."""
+"""Largest width of the column of names."""
 
 
 def model_name(model: Model) -> str:
-    """Return the name of a model for people: its file's, else its graph's."""
+    """Return the name of a model's file, else of its graph, for reports."""
     return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
 @dataclass(frozen=True, repr=False)
 class TrainingReport(Result):
-    """The report of a training step: its parameters, its loss, and its conversion.
+    """The report of a training step: its parameters, its loss and its conversion.
 
     Attributes:
-        model: the model's name.
-        loss: the loss as text.
-        parameters: each float32 initializer with its role.
-        notes: how the loss reads its prediction, and what else was changed to train the model.
-        conversion: the type of each op; None under a policy that lowers nothing.
+        model: name of the model.
+        loss: the `loss` argument of `training_step`.
+        parameters: the float32 initializers, each with its role.
+        notes: how the loss reads its prediction, and other changes to the model.
+        conversion: the report of the conversion; None if the policy lowers nothing.
 
     Example:
         >>> from amp_rewrite.train import training_step
@@ -79,23 +79,23 @@ class TrainingReport(Result):
 
     @property
     def trained(self) -> tuple[ParameterRow, ...]:
-        """The trained parameters."""
+        """The parameters that are trained."""
         return tuple(row for row in self.parameters if row.role == TRAINED)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The ops of the conversion; none under policy float32."""
+        """The ops of the conversion; empty under policy float32."""
         return () if self.conversion is None else tuple(self.conversion.rows)
 
     @property
     def brief(self) -> str:
-        """Model, loss, and number of trained parameters."""
+        """Model, loss and number of trained parameters, in one line."""
         numbers = sum(row.size for row in self.trained)
         parameters = count(len(self.trained), "parameter")
         return f"{self.model}: trains {parameters} of {count(numbers, 'number')} by {self.loss}"
 
     def table(self) -> str:
-        """Return the table of parameters and the notes as text."""
+        """Return the parameters as a table with the notes below it."""
         lines = []
         for role, words in ((TRAINED, "trained"), (FROZEN, "not trained")):
             own = [row for row in self.parameters if row.role == role]
@@ -108,17 +108,17 @@ class TrainingReport(Result):
         return "\n".join(lines) + "\n"
 
     def text(self, *, verbose: bool = False, command: str = "") -> str:
-        """Return the table of parameters, and the summary of the conversion. Ends with a newline.
+        """Return the table of parameters and the summary of the conversion. Ends with a newline.
 
         Args:
             verbose: add every row of the conversion.
-            command: the next step after the conversion.
+            command: the command to suggest as the next step.
         """
         converted = "" if self.conversion is None else "\n" + self.conversion.text(verbose=verbose, command=command)
         return f"{self.brief}\n{self.table()}{converted}"
 
     def to_json(self) -> str:
-        """Return JSON: model, loss, notes, parameters, and the report of the conversion."""
+        """Return model, loss, notes, parameters and the report of the conversion as JSON."""
         data = {
             "model": self.model,
             "loss": self.loss,
@@ -129,7 +129,7 @@ class TrainingReport(Result):
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-_POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
+_POLICY = "policy"  # default of `loss_scale`: that of the policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,26 +137,26 @@ class TrainingStep:
     """One training step; its fields name the inputs and outputs of `model`.
 
     Attributes:
-        model: the step as one model.
-        batch: inputs fed to every step.
+        model: the whole step as one model.
+        batch: inputs with the batch.
         state: values carried from step to step, float32 and int64 under any policy.
-        loss: a float32 scalar, not scaled.
-        metrics: float32 scalars.
-        finite: bool, all gradients of the step are finite.
-        applied: bool, the step changed the parameters (with micro-batches only the last run can).
-        learning_rate: the input for the rate; the optimizer's is its default in a step file.
-        gradients: the float32 values that `finite` tests, by parameter, unscaled.
-        target: the target of a loss given as text; of others, the classes of the model's own loss, if it shows them.
-        optimizer: the optimizer's arithmetic.
-        owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.
-        loss_scale: the loss scale.
+        loss: output with the unscaled loss, a float32 scalar.
+        metrics: outputs with the metrics, float32 scalars.
+        finite: bool output, True if all gradients of the step are finite.
+        applied: bool output, True if the step changed the parameters (with micro-batches, only in the last run).
+        learning_rate: float32 scalar input with the rate; a step file has the optimizer's rate as its default.
+        gradients: the unscaled float32 gradients that `finite` tests, by parameter.
+        target: the input with the targets, if a formula or the model's own loss has one.
+        optimizer: the optimizer's arithmetic and hyperparameters.
+        owner: the `StatefulOptimizer` passed to `training_step`, which shares its state with the `Trainer`, or None.
+        loss_scale: the loss scale, or None.
         policy: the policy.
         micro_batches: runs per step.
-        training_mode: True if statistics are trained.
+        training_mode: True if running statistics are updated and dropout is on.
         objective: the `loss` argument of `training_step`.
         fingerprint: identifies the model in checkpoints.
-        forward: the trained model.
-        report: what is trained and why, and the type of each op.
+        forward: the original model.
+        report: which parameters are trained and why, and the type of each op.
     """
 
     model: Model
@@ -191,35 +191,34 @@ class TrainingStep:
         return self.policy.lowers is not None
 
     def initial_state(self) -> dict[str, Array]:
-        """Return copies of the initial state by input name: the feeds of the first step besides batch and rate."""
+        """Return copies of the initial state by input name, to feed to the first step with batch and learning rate."""
         return {s.input: s.initial.copy() for s in self.state}
 
     def next_state(self, results: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the state by input name for the next step."""
+        """Return the state for the next step by input name, from the results of a run by output name."""
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
-        """Return a model from batch and state to loss and metrics, with the names of both.
+        """Return a model that computes loss and metrics from batch and state, and the names of loss and metrics.
 
-        It is the step itself. For a step in training mode it is the original model in float32, with running
-        statistics and without dropout.
+        It is the step itself, or in training mode the original float32 model with its loss, in evaluation mode.
         """
         if not self.training_mode:
             return self.model, self.loss, self.metrics
-        aim = losses.objective(at_gradient_opset(inlined(self.forward))[0], self.objective)
-        at_state = assembly.with_state(aim.model, self._changed)
-        return assembly.with_outputs(at_state, assembly.outputs_of(aim), ()), aim.loss, aim.metrics
+        objective = losses.objective(at_gradient_opset(inlined(self.forward))[0], self.objective)
+        at_state = assembly.with_state(objective.model, self._changed)
+        return assembly.with_outputs(at_state, assembly.outputs_of(objective), ()), objective.loss, objective.metrics
 
     @property
     def _changed(self) -> tuple[str, ...]:
         return tuple(s.input for s in self.state if s.name.startswith(("parameter/", "buffer/")))
 
     def trained(self, state: Mapping[str, Array]) -> Model:
-        """Return the trained model with the parameters and running statistics of a state."""
+        """Return the original model with the parameters and running statistics of a state (by input name)."""
         return assembly.with_values(self.forward, {name: state[name] for name in self._changed})
 
 
-@door(options=ModelOptions)
+@checked_arguments(options=ModelOptions)
 def training_step(
     model: object,
     *,
@@ -229,36 +228,37 @@ def training_step(
     micro_batches: int = 1,
     **options: Unpack[ModelOptions],
 ) -> TrainingStep:
-    """Build one model for a training step: forward pass, backward pass, update, and the loss scale's adjustment.
+    """Build one model for a training step: forward pass, backward pass, update and adjustment of the loss scale.
 
-    The backward pass starts from the loss scale; the loss itself is not scaled. So gradients are scaled and, under a
-    low policy, low. They are widened, unscaled, tested and applied in float32 to float32 parameters; each step casts
-    one low copy of these (Micikevicius et al., Mixed Precision Training, 2018, section 3). With a dynamic scale, a
-    step with nonfinite gradients changes only the scale, which it halves. With a fixed scale, or none, such a step is
-    applied, and `finite` is False. Forward and backward pass are painted together.
+    The method is that of Micikevicius et al., *Mixed Precision Training* (2018), section 3. The backward pass starts
+    from the loss scale, so gradients are scaled; the loss itself is not. The step casts the float32 parameters to the
+    low type once. The gradients are cast back to float32, unscaled, tested and applied in float32. With a dynamic
+    scale, a step with nonfinite gradients changes only the scale, which it halves. With a fixed scale, or none, such a
+    step is applied, and `finite` is False. One conversion decides the types of forward and backward pass together.
 
-    In training mode BatchNormalization uses batch statistics and updates the running ones, unless these are frozen by
-    name, and Dropout drops; otherwise both behave as in the model. With micro-batches the last run makes the step, with
-    the mean of their gradients.
+    In training mode, BatchNormalization uses batch statistics and updates the running ones, unless they are frozen by
+    name, and Dropout is active. Otherwise both behave as in the model. With micro-batches, the last run makes the step
+    with the mean of all gradients.
 
     A process chooses a policy by `set_policy`, or by enabling or disabling the graph rewrite.
 
     Args:
-        model: as `convert` takes it; it is not changed.
-        loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
-        optimizer: an Optimizer, text such as "adam,lr=0.001", or an optimizer object, which brings its state.
+        model: a model, as for `convert`; it is not changed.
+        loss: name of a float32 value with one element, or a formula: "cross_entropy(LOGITS, TARGETS)"; see
+            `losses.objective`.
+        optimizer: an Optimizer, text such as "adam,lr=0.001", or a `StatefulOptimizer`, which keeps its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
         micro_batches: runs per step.
-        **options: policy (by default that of sessions if the process chose one, else mixed_float16), parameters and
-            freeze (globs on initializers to train, and to leave as they are), training_mode (train statistics and
-            drop), seed (of Dropout and random ops), folder (of the external data of a ModelProto); and lists, level,
-            target, safety, keep and lower of `convert`.
+        **options: policy (by default that of sessions if the process chose one, else mixed_float16); parameters and
+            freeze (globs on initializers to train, or not to train); training_mode (True updates running statistics
+            and enables dropout); seed (of Dropout and random ops); folder (of the external data of a ModelProto); and
+            lists, level, target, safety, keep and lower of `convert`.
 
     Returns:
         The step, for a `Trainer`.
 
     Raises:
-        TrainingError: the loss, a parameter or a target does not fit.
+        TrainingError: the loss, a parameter or a target is invalid.
         GradientError: an op has no gradient rule.
         PolicyError: the policy does not keep parameters and results in float32.
         AmpRewriteError: as `convert` raises it.
@@ -280,15 +280,15 @@ def step_of(
     loss_scale: object = _POLICY,
     micro_batches: int = 1,
 ) -> TrainingStep:
-    """Build the step of a model; see `training_step`."""
+    """Build the training step of a model; see `training_step`."""
     policy, source = subject.policy, subject.source
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
     if loss_scale == _POLICY:
         own = getattr(optimizer, "loss_scale", None)
         loss_scale = policy.loss_scale if own is None else own
-    rule = named(optimizer) if isinstance(optimizer, str) else optimizer if owner is None else owner.rule
+    rule = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer if owner is None else owner.rule
     if not isinstance(rule, Optimizer):
-        raise TrainingError(f"not an optimizer: {stated(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
+        raise TrainingError(f"not an optimizer: {quoted(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
     scale = scales.get(loss_scale)
     if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
         raise TrainingError(
@@ -296,23 +296,23 @@ def step_of(
             " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
         )
     micro_batches = whole_number("micro_batches", micro_batches, 1)
-    ready = assembly.Prepared.of(subject, loss)
-    b, aim = ready.b, ready.aim
+    prepared = assembly.Prepared.of(subject, loss)
+    b, objective = prepared.b, prepared.objective
     scaling = Scaling.of(b, scale)
-    gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
-    draws = None if ready.random is None else (ready.random, initial_random_state(subject.seed))
-    update = append_update(b, ready.initial, gradients, rule, scaling, micro_batches, ready.buffers, draws)
+    gradients = prepared.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
+    draws = None if prepared.random is None else (prepared.random, initial_random_state(subject.seed))
+    update = append_update(b, prepared.initial, gradients, rule, scaling, micro_batches, prepared.buffers, draws)
 
-    whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
+    whole = prepared.with_results((update.finite, update.applied, *(s.output for s in update.state)))
     result, report = assembly.lowered(whole, policy, subject.painting)
-    notes = (*ready.notes, *_size_hints(result, policy.lowers))
+    notes = (*prepared.notes, *_size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
         batch=assembly.batch_of(whole, update.learning_rate, *(s.input for s in update.state)),
-        loss=aim.loss,
-        metrics=aim.metrics,
-        target=aim.target,
+        loss=objective.loss,
+        metrics=objective.metrics,
+        target=objective.target,
         optimizer=rule,
         owner=owner,
         loss_scale=scale,
@@ -322,12 +322,12 @@ def step_of(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=TrainingReport(model_name(source), loss, ready.rows, notes, report),
+        report=TrainingReport(model_name(source), loss, prepared.rows, notes, report),
     )
 
 
 def _size_hints(model: Model, low: DType | None) -> tuple[str, ...]:
-    """Return one sentence on the fixed dimensions of a lowered step besides multiples of 8; none without any."""
+    """Return a note on the fixed dimensions of lowered products that are not multiples of 8, if there are any."""
     sizes = [] if low is None else sorted({size for _, _, size in misaligned(View.of(model), low)})
     if low is None or not sizes:
         return ()
@@ -341,11 +341,11 @@ def _size_hints(model: Model, low: DType | None) -> tuple[str, ...]:
 
 KEY = "amp_rewrite.training_step"
 VERSION = 1
-_LEFT_OUT = ("model", "forward", "report", "owner")
-"""Fields of a step that the metadata lack, or spell in another way."""
+_NOT_SAVED = ("model", "forward", "report", "owner")
+"""Fields of a step that are not in the metadata of its file."""
 
 
-@door()
+@checked_arguments()
 def save_step(
     step: TrainingStep,
     path: str | Path,
@@ -354,17 +354,17 @@ def save_step(
     external_data: bool | None = None,
     progress: ByteProgress | None = None,
 ) -> None:
-    """Write a step with its initial state, atomically; see `Model.save`.
+    """Write a step and its initial state to an ONNX file, atomically; see `Model.save`.
 
     Args:
         step: the step.
         path: the file to write.
-        overwrite: replace an existing file.
-        external_data: as `Model.save` takes it.
+        overwrite: True replaces an existing file.
+        external_data: as for `Model.save`.
         progress: called as `progress(done, total)` with bytes.
 
     Raises:
-        TrainingError: the model has an IR version below 4, which has no default values.
+        TrainingError: the model has an IR version below 4, in which inputs cannot have default values.
 
     Example:
         >>> from amp_rewrite.train import save_step, training_step
@@ -379,16 +379,16 @@ def save_step(
     rate = np.array(step.optimizer.rate_at(next(int(v.initial) for v in step.state if v.name == "step")), np.float32)
     defaults = {**step.initial_state(), step.learning_rate: rate}
     proto.graph.initializer.extend(from_array(array, name) for name, array in defaults.items())
-    # the model may have been a step itself
+    # the model may be a step itself
     refill(proto, "metadata_props", [p for p in proto.metadata_props if p.key != KEY])
-    described = {
+    metadata = {
         "version": VERSION,
-        **{name: value for name, value in vars(step).items() if name not in _LEFT_OUT},
+        **{name: value for name, value in vars(step).items() if name not in _NOT_SAVED},
         "state": [[s.name, s.input, s.output] for s in step.state],
         "target": None if step.target is None else asdict(step.target),
         "optimizer": serialize(step.optimizer),
         "loss_scale": None if step.loss_scale is None else serialize(step.loss_scale),
         "policy": step.policy.name,
     }
-    proto.metadata_props.add(key=KEY, value=json.dumps(described))
+    proto.metadata_props.add(key=KEY, value=json.dumps(metadata))
     replace(step.model, proto=proto).save(path, overwrite=overwrite, external_data=external_data, progress=progress)

@@ -1,4 +1,4 @@
-"""The trainer: it runs a step over data, evaluates, writes checkpoints, and exports the trained model."""
+"""The trainer of a step: training, evaluation, prediction, checkpoints, and export of the trained model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.train.door import Named, door, floats, whole_number
+from amp_rewrite.train.arguments import AttributeHints, checked_arguments, float_array, whole_number
 from amp_rewrite.train.step import batches, checkpoint
 from amp_rewrite.train.step.assembly import with_outputs
 from amp_rewrite.train.step.batches import HoldsSession, Predictions, Scores
@@ -32,9 +32,9 @@ from amp_rewrite.train.step.step import TrainingStep
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Progress of training: the side of the buffer with the state, and the counts.
+    """Progress of training: the side of the buffer with the current state, and the counts.
 
-    One object, so that an interrupt leaves all of it as before a step or as after it.
+    It is replaced as a whole, so an interrupt leaves the progress either before or after a step.
     """
 
     side: Side = 0
@@ -44,23 +44,23 @@ class _Position:
     nonfinite: int = 0
 
 
-@door()
-class Trainer(Named, HoldsSession):
-    """A training step with its state.
+@checked_arguments()
+class Trainer(AttributeHints, HoldsSession):
+    """A training step and its state.
 
-    Steps are deterministic on a CPU: a resumed run gives the same bits, also with Dropout, whose random numbers are
-    part of the state.
+    Steps are deterministic on a CPU: a resumed run computes the same bits, even with Dropout, since the state of the
+    random numbers is part of the state.
 
-    The CPU provider computes most float16 ops in float32. So there a lowered step runs as its float32 twin with
-    explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two sets: a step reads one
-    and writes the other. So a step that fails or is interrupted leaves the state of the step before it.
+    onnxruntime's CPU provider computes most float16 ops in float32. Therefore a lowered step runs there as its float32
+    twin with explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two buffers: a
+    step reads one and writes the other, so a step that fails or is interrupted leaves the previous state intact.
 
     Args:
         step: the step.
-        providers: those of onnxruntime; by default CUDA if available, else the CPU.
-        emulated: False runs the step itself on a CPU; None: as above.
-        threads: for one op; 0: one per core.
-        provider_options: options by provider; without any, the model decides whether CUDA computes in TF32.
+        providers: onnxruntime's execution providers; by default CUDA if available, else the CPU.
+        emulated: False runs the lowered step itself on a CPU; None decides as described above.
+        threads: threads per op; 0 means one per core.
+        provider_options: options by provider; by default, the model decides whether CUDA computes in TF32.
 
     Example:
         >>> import numpy as np
@@ -91,7 +91,7 @@ class Trainer(Named, HoldsSession):
             providers = providers[1:]
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model, io="same") if self.emulated else step.model
-        # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
+        # a memory pool would allocate a step's memory twice; planned reuse takes more memory and misses the cache
         self._options = SessionOptions(
             providers=providers,
             threads=whole_number("threads", threads, 0),
@@ -110,7 +110,7 @@ class Trainer(Named, HoldsSession):
 
     @property
     def where(self) -> str:
-        """Text for people: the provider of the steps, and how it computes low types."""
+        """The provider that runs the steps, and how it computes low types, as text."""
         low, provider = self.step.policy.lowers, self._stepper.provider
         if low is None or not self.step.lowered:
             return provider
@@ -119,7 +119,7 @@ class Trainer(Named, HoldsSession):
 
     @property
     def state(self) -> dict[str, Array]:
-        """Copies of the state by input name: the feeds of the next step besides batch and learning rate."""
+        """Copies of the state by input name, to feed to the next step with batch and learning rate."""
         return self._stepper.buffer.arrays(self._now.side)
 
     @property
@@ -129,28 +129,28 @@ class Trainer(Named, HoldsSession):
 
     @property
     def skipped(self) -> int:
-        """Number of skipped steps, including those before a checkpoint."""
+        """Number of skipped steps, including those before a loaded checkpoint."""
         return self._now.skipped
 
     @property
     def nonfinite(self) -> int:
-        """Number of steps with a nonfinite gradient, applied or not, including those before a checkpoint."""
+        """Number of steps with nonfinite gradients, applied or not, including those before a loaded checkpoint."""
         return self._now.nonfinite
 
     @property
     def loss_scale(self) -> float | None:
-        """Loss scale of the next step."""
+        """Loss scale of the next step; None without one."""
         if self.step.loss_scale is None:
             return None
         name = next((v.input for v in self.step.state if v.name == "loss_scale"), None)
         return float(self.step.loss_scale() if name is None else self._views()[name])
 
     def diagnosis(self, batch: Batch, *, before: bool) -> str:
-        """Return the first nonfinite gradient of a batch on the way back from the loss, in words; "" without one.
+        """Describe the first nonfinite gradient of a batch, in the order of the backward pass; "" if there is none.
 
         Args:
-            batch: arrays by name.
-            before: with the state before the last step.
+            batch: arrays by input name.
+            before: True uses the state before the last step.
         """
         step, side = self.step, self._now.side if not before else self._other_side
         feeds = {**self._stepper.buffer.arrays(side), **batch, step.learning_rate: np.zeros((), np.float32)}
@@ -158,9 +158,9 @@ class Trainer(Named, HoldsSession):
         outputs = [declared(value, DType.FLOAT, shapes[name]) for name, value in step.gradients.items()]
         runner = Runner.open(with_outputs(self._model, outputs, ()), self._options)
         ports = {port.name for port in runner.inputs}
-        found = runner.run({name: array for name, array in feeds.items() if name in ports}, [*step.gradients.values()])
+        values = runner.run({name: array for name, array in feeds.items() if name in ports}, [*step.gradients.values()])
         for name, value in reversed([*step.gradients.items()]):
-            array = np.asarray(found[value])
+            array = np.asarray(values[value])
             if not np.isfinite(array).all():
                 return f"{name!r} (shape {list(array.shape)}) with {'NaN' if np.isnan(array).any() else 'infinity'}"
         return ""
@@ -170,11 +170,11 @@ class Trainer(Named, HoldsSession):
         return 1 if self._now.side == 0 else 0
 
     def _views(self) -> dict[str, Array]:
-        """State by input name, without a copy on the host; valid until the next step."""
+        """Return views of the state by input name, without copies if it is on the host; valid until the next step."""
         buffer, side = self._stepper.buffer, self._now.side
         return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
-    @door(options=FitOptions)
+    @checked_arguments(options=FitOptions)
     def fit(
         self,
         x: object = None,
@@ -186,25 +186,28 @@ class Trainer(Named, HoldsSession):
         progress: Progress | None = None,
         **options: Unpack[FitOptions],
     ) -> History:
-        """Train on all batches, `epochs` times, and return losses, metrics and counts.
+        """Train for a number of epochs, and return losses, metrics and counts.
 
-        Arrays are cut into batches of `batch_size` rows, in a new order in each epoch. Other data are batches, which
-        may change from epoch to epoch. If no step was applied, or weights are NaN in the end, a warning names the first
-        bad gradient. `FitOptions` describes the options.
+        Arrays are split into batches of `batch_size` rows, shuffled in each epoch. Other data are batches already, and
+        may differ from epoch to epoch. If no step was applied, or weights are NaN at the end, a warning names the first
+        nonfinite gradient.
 
         Args:
-            x: all rows: the inputs, as an array, a tuple, or a mapping from names to arrays, with the targets or
-                without; or batches as `Feed.of` takes them.
-            y: the targets of all rows; None: they are in `x`.
-            batch_size: rows of a batch cut from arrays; 32 by default. The last batch may have fewer.
-            epochs: passes over the batches.
-            learning_rate: a number ≥ 0, a `Schedule`, or a function of the step; None: the optimizer's.
-            progress: called as `progress(done, total)` with runs; `amp_rewrite.progress_bar` draws it.
+            x: the inputs of all rows, as an array, a tuple, or a mapping from names to arrays, with or without the
+                targets; or batches, as for `Feed.of`.
+            y: the targets of all rows; None if they are in `x`.
+            batch_size: rows per batch of arrays, 32 by default; the last batch may have fewer.
+            epochs: number of passes over the data.
+            learning_rate: a number ≥ 0, a `Schedule`, or a function of the step count; None uses the optimizer's.
+            progress: called as `progress(done, total)` with numbers of runs; `amp_rewrite.progress_bar` draws it.
             **options: those of `FitOptions`, such as validation_data, seed and callbacks.
+
+        Returns:
+            The history, with the losses of all runs and the numbers of each epoch.
 
         Raises:
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
-            FeedError: the data do not fit.
+            FeedError: the data do not match the model's inputs.
         """
         data = batches.with_targets(x, y, self.step.batch)
         epochs = whole_number("epochs", epochs, 0)
@@ -217,12 +220,12 @@ class Trainer(Named, HoldsSession):
             self._give_to_owner()
 
     def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
-        """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run. Return its results.
+        """Run one step, or one micro-batch of a step, and return its results by output name.
 
         Args:
-            batch: arrays by name.
+            batch: arrays by input name.
             number: the number of the batch, for messages.
-            learning_rate: as `fit` takes it.
+            learning_rate: as for `fit`.
 
         Raises:
             TrainingError: a target is out of range, or the learning rate is not a finite number ≥ 0.
@@ -233,7 +236,7 @@ class Trainer(Named, HoldsSession):
         rate = rule.learning_rate if learning_rate is None else learning_rate
         value = rate(now.steps) if callable(rate) else rate
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-        if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one is infinity in float32
+        if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one becomes infinity in float32
             raise TrainingError(f"the learning rate of step {now.steps + 1} is {value!r}; use a finite number ≥ 0")
         self.last_rate = float(np.float32(value))
         results = self._stepper.run(now.side, {**batch, self.step.learning_rate: np.array(value, np.float32)})
@@ -250,7 +253,7 @@ class Trainer(Named, HoldsSession):
         return results
 
     def _take_from_owner(self) -> None:
-        """Continue from step count, slots and loss scale of the optimizer object."""
+        """Load step count, slots and loss scale from the `StatefulOptimizer` of the step."""
         owner = self.step.owner
         if owner is None:
             return
@@ -277,12 +280,12 @@ class Trainer(Named, HoldsSession):
             self.step.owner.restore(self._of_owner(self.saved()))
 
     def _of_owner(self, saved: Mapping[str, Array]) -> dict[str, Array]:
-        """Parts of a state that step and optimizer object share: all, but for a loss scale of the step alone."""
+        """Return the state that the step and its optimizer share; a loss scale only if it is the optimizer's."""
         shared = vars(self.step.owner or self).get("loss_scale") is self.step.loss_scale
         return {name: a for name, a in saved.items() if shared or name not in ("loss_scale", "good_steps")}
 
     def feed(self, data: object) -> Feed:
-        """Return data as batches of the step."""
+        """Return data as batches of the step; see `Feed.of`."""
         return batches.feed_of(data, self._declared, self.step.target)
 
     def evaluate(
@@ -292,16 +295,16 @@ class Trainer(Named, HoldsSession):
         batch_size: int | None = None,
         verbose: object = None,
     ) -> Scores:
-        """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
+        """Return loss and metrics over data with the current state, without dropout and with running statistics.
 
         Args:
-            x: as `fit` takes it.
-            y: as `fit` takes it.
-            batch_size: as `fit` takes it.
-            verbose: accepted as in Keras.
+            x: as for `fit`.
+            y: as for `fit`.
+            batch_size: as for `fit`.
+            verbose: accepted as in Keras, and ignored.
 
         Raises:
-            FeedError: the data do not fit.
+            FeedError: the data do not match the model's inputs.
             TrainingError: a target is out of range.
         """
         given = batches.with_targets(x, y, self.step.batch)
@@ -312,44 +315,44 @@ class Trainer(Named, HoldsSession):
         for number, batch in enumerate(self.feed(data)):
             batches.check_batch(self._declared, self.step.target, batch, number)
             feeds = {**batch, self.step.learning_rate: np.zeros((), np.float32)}
-            read = {name: array for name, array in feeds.items() if name in runner.inputs}
-            sums.add(batch, runner.run(self._now.side, read))
+            inputs = {name: array for name, array in feeds.items() if name in runner.inputs}
+            sums.add(batch, runner.run(self._now.side, inputs))
         return sums.scores(self.step.metrics)
 
     @cached_property
     def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
-        """The evaluation model, opened on the same state, with the names of loss and metrics."""
+        """The evaluation model, open on the same state, with the names of loss and metrics."""
         model, loss, metrics = self.step.evaluation()
         model, outputs = self._model if model is self.step.model else model, (loss, *metrics)
         runner = Runner.open(model, replace(self._options, outputs_only=outputs))
         return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
+        """Write a checkpoint with parameters, slots, step count and loss scale; see `checkpoint.save`."""
         checkpoint.save(path, self.saved(), self.step.fingerprint)
 
     def saved(self) -> dict[str, Array]:
-        """Return the state by path in checkpoints; valid until the next step."""
+        """Return views of the state by path in checkpoints, valid until the next step."""
         views = self._views()
         counts = {"count/skipped": self.skipped, "count/nonfinite": self.nonfinite}
         return {v.name: views[v.input] for v in self.step.state} | {n: np.array(c, np.int64) for n, c in counts.items()}
 
     def load(self, path: str | Path) -> None:
-        """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors."""
+        """Load a checkpoint, with or without a loss scale; see `checkpoint.load` for the errors."""
         step = self.step
         saved = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
         skipped, nonfinite = (int(saved.get(f"count/{name}", 0)) for name in ("skipped", "nonfinite"))
         self._put(saved, _Position(skipped=skipped, nonfinite=nonfinite))
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Continue from a state."""
+        """Set the state, as returned by `state`."""
         missing = next((v.input for v in self.step.state if v.input not in state), None)
         if missing is not None:
             raise TrainingError(f"the state lacks {missing!r}; pass what `state` of this step's trainer gives")
         self._put({v.name: state[v.input] for v in self.step.state}, self._now)
 
     def _put(self, saved: Mapping[str, Array], now: _Position) -> None:
-        """Continue from a state by path, with the counts of a position."""
+        """Set the state by path in checkpoints, with the counts of `now`."""
         other = self._other_side
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in self.step.state})
         steps, micro_batch = int(saved["step"]), int(saved.get("micro_batch", 0))
@@ -362,31 +365,32 @@ class Trainer(Named, HoldsSession):
         return {v.input: np.array(self._stepper.buffer.view(self._now.side, v.input)) for v in kept}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Set parameters and running statistics; slots and counts stay.
+        """Set parameters and running statistics; slots and counts do not change.
 
         Raises:
-            TrainingError: a name is unknown, or a shape is another.
+            TrainingError: a name is unknown, or a shape differs.
         """
         own = self.get_weights()
         for name, array in weights.items():
             if name not in own or np.shape(array) != own[name].shape:
                 has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"
                 raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
-        self._stepper.buffer.put(self._now.side, {name: floats(a, f"weight {name!r}") for name, a in weights.items()})
+        arrays = {name: float_array(array, f"weight {name!r}") for name, array in weights.items()}
+        self._stepper.buffer.put(self._now.side, arrays)
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
-        """Return the outputs of the model for all rows, in float32: an array of the first, and [NAME] gives another.
+        """Return the outputs of the model for all rows, in float32; index the first one by name for the others.
 
         Args:
-            x: inputs, as `fit` takes them; labels are left out.
-            batch_size: rows of a batch cut from arrays.
-            verbose: accepted as in Keras.
+            x: inputs, as for `fit`; targets are ignored.
+            batch_size: rows per batch of arrays.
+            verbose: accepted as in Keras, and ignored.
 
         Raises:
-            FeedError: the data do not fit.
+            FeedError: the data do not match the model's inputs.
         """
         return batches.Predictor.of(self.export(), (), self._options).rows(x, batch_size, {})
 
     def export(self) -> Model:
-        """Return the model with its trained parameters as float32 initializers, ready for `convert`."""
+        """Return the model with its trained parameters as float32 initializers."""
         return self.step.trained(self._views())

@@ -1,1 +1,1 @@
-"""From gradients to new state: loss scales, optimizers, and both as graph nodes."""
+"""The update of a training step: optimizers, and their arithmetic as graph nodes."""

@@ -1,10 +1,10 @@
-"""The update of a training step as graph nodes: unscale, test, apply, select, adjust the loss scale.
+"""The update of a training step as graph nodes: unscale and test gradients, apply them, adjust the loss scale.
 
-All nodes here stay float32 under any policy: `step` pins them by the prefix `REGION` of their names. Gradients are
-unscaled after widening, never in a low type, where 1 / scale or the quotient could underflow to 0.
+All these nodes stay float32 under any policy: their names start with `REGION`, and `step` pins nodes with that prefix.
+Gradients are cast to float32 before they are unscaled, since 1 / scale or the quotient could underflow in a low type.
 
-The finite test sums g - g over all gradients: 0 if all are finite, else NaN. A maximum would not work:
-onnxruntime's ReduceMax on the CPU ignores NaN.
+The finite test sums g - g over all gradients: the sum is 0 if all are finite, and NaN otherwise. A maximum would not
+work, because onnxruntime's ReduceMax ignores NaN on the CPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from amp_rewrite.train.update.optimizer import Optimizer, initial_slots
 
 REGION = "amp.update"
 NEW = "new/"
-"""Prefix of the output that succeeds a state input of the same name."""
+"""Prefix of the output with the new value of a state input of the same name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVariable:
-    """A value carried from step to step: `output` of one step is `input` of the next.
+    """A value carried from step to step: `output` of one step feeds `input` of the next.
 
-    `name`: its path in checkpoints, "parameter/<name>", "slot/<name>/<slot>", "loss_scale" …
+    `name`: its path in checkpoints, such as "parameter/<name>", "slot/<name>/<slot>" or "loss_scale".
     """
 
     name: str
@@ -67,14 +67,14 @@ _OPS: Mapping[Any, str] = {
     np.bitwise_and: "And",
     np.invert: "Not",
 }
-"""The operator of each function of numpy that takes an `Operand`."""
+"""The ONNX op type for each numpy function that accepts an `Operand`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operand(NDArrayOperatorsMixin):
-    """A value of the graph under construction: operators and functions of numpy append ops to it.
+    """A value of a graph under construction: Python operators and numpy functions on it append ops.
 
-    Numbers of numpy become constants of their type.
+    Numpy numbers become constants of their type.
     """
 
     b: Builder
@@ -85,12 +85,12 @@ class Operand(NDArrayOperatorsMixin):
         return Operand(self.b, self.b.op(op_type, *inputs))
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *operands: Any, **options: Any) -> Operand:
-        return self._applied(function, operands, {"method": method, **options} if method != "__call__" else options)
+        return self._append(function, operands, {"method": method, **options} if method != "__call__" else options)
 
     def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Operand:
-        return self._applied(function, operands, options)
+        return self._append(function, operands, options)
 
-    def _applied(self, function: Any, operands: Any, options: Any) -> Operand:
+    def _append(self, function: Any, operands: Any, options: Any) -> Operand:
         if function is np.square:
             return self.op("Mul", self, self)
         if function not in _OPS or options:
@@ -107,18 +107,18 @@ class Operand(NDArrayOperatorsMixin):
         return Operand(self.b, self.b.reduce(op_type, self.name, None, keepdims=False))
 
     def total(self, parts: Sequence[Operand]) -> Operand:
-        """Append the sum of operands, one op."""
+        """Append one op for the sum of operands."""
         return self.op("Sum", *parts) if len(parts) > 1 else parts[0]
 
     def norm(self, parts: Sequence[Operand]) -> Operand:
-        """Append the norm of all parts together."""
+        """Append the Euclidean norm of all parts taken together."""
         squares = [part.reduced("ReduceSumSquare") for part in parts]
         return np.sqrt(self.total(squares))  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The loss scale of a graph: its rule, and the names of its float32 scale and its int64 count of good steps."""
+    """The loss scale of a graph: its rule, and the names of the float32 scale and of the int64 good steps."""
 
     rule: LossScale | None
     scale: str | None = None
@@ -126,7 +126,7 @@ class Scaling:
 
     @classmethod
     def of(cls, b: Builder, rule: LossScale | None) -> Scaling:
-        """Append a fixed scale as a constant, a dynamic one as two inputs."""
+        """Append a fixed scale as a constant, or a dynamic scale as two inputs."""
         if rule is None:
             return cls(None)
         if isinstance(rule, FixedLossScale):
@@ -136,10 +136,10 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """Result of `append_update`: the state, and the names of single values.
+    """Result of `append_update`: the state, and the names of other values.
 
-    `finite`: bool, all gradients of the step are finite. `applied`: bool, the step changed the parameters. `gradients`:
-    the values that are tested, by parameter.
+    `finite`: a bool, True if all gradients of the step are finite. `applied`: a bool, True if the step changed the
+    parameters. `gradients`: the values that the finite test reads, by parameter.
     """
 
     state: tuple[StateVariable, ...]
@@ -150,7 +150,7 @@ class Update:
 
 
 Buffers = Mapping[str, tuple[str, Array]]
-"""State updated by the forward pass (running statistics), by input name: the name of the new value, the initial one."""
+"""Running statistics, which the forward pass updates: the name of the new value and the initial value, by input."""
 
 
 def append_update(
@@ -163,11 +163,12 @@ def append_update(
     buffers: Buffers = MappingProxyType({}),
     random: tuple[str, Array] | None = None,
 ) -> Update:
-    """Append the nodes from scaled gradients to new state.
+    """Append the nodes that compute the new state from scaled gradients.
 
-    `variables`: initial values of the trained parameters, by the name of their float32 graph input; `gradients`: by
-    the same names; `random`: the input of the random state, with its initial value. Buffers are updated in every run.
-    With micro-batches the last run makes the step, with the mean of all their gradients, and adjusts the scale once.
+    `variables`: initial values of the trained parameters, by the name of their float32 graph input. `gradients`: names
+    of the gradients, by the same names. `random`: the input with the random state, and its initial value. Buffers are
+    updated in every run. With micro-batches, the last run makes the step with the mean of all gradients, and adjusts
+    the scale once.
 
     With a dynamic scale, a step with nonfinite gradients changes only the scale. Without one, every step is applied.
     """
@@ -188,18 +189,18 @@ def append_update(
                 slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, s.shape)) for slot, s in starts[name].items()
             }
             new, after = optimizer.updated(Operand(b, name), gradient, slots, Operand(b, rate), number)
-            update.give(f"parameter/{name}", name, new, initial, applied)
+            update.carry(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
-                update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
+                update.carry(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
         for name, (result, initial) in buffers.items():
-            update.give(f"buffer/{name}", name, Operand(b, result), initial, allowed)
-        if random is not None:  # a skipped step draws other numbers the next time
+            update.carry(f"buffer/{name}", name, Operand(b, result), initial, allowed)
+        if random is not None:  # unconditional: the step after a skipped one draws other numbers
             moved = b.op("Mul", random[0], b.constant(np.array(MULTIPLIERS, np.int64)))
             after_draw = Operand(b, b.op("Mod", moved, b.scalar(PRIME, DType.INT64)))
-            update.give("random", random[0], after_draw, random[1], None)
-        update.give("step", step, number, np.array(0, np.int64), applied)
-        finite = update.adjusted(finite)
-        applied = update.public("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True)))
+            update.carry("random", random[0], after_draw, random[1], None)
+        update.carry("step", step, number, np.array(0, np.int64), applied)
+        finite = update.adjust_scale(finite)
+        applied = update.add_output("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True)))
         names = {name: gradient.name for name, gradient in exact.items()}
         return Update(tuple(update.state), rate, finite, applied, names)
 
@@ -207,20 +208,20 @@ def append_update(
 def append_unscaling(
     b: Builder, gradients: Mapping[str, str], scaling: Scaling
 ) -> tuple[dict[str, str], str, tuple[StateVariable, ...]]:
-    """Append only the loss scaling: unscale float32 gradients, test them, adjust the scale.
+    """Append loss scaling without an optimizer: unscale float32 gradients, test them, adjust the scale.
 
     Return the names of the unscaled gradients, the finite flag, and the state of the scale.
     """
     with b.region(REGION):
         update = _Update(b, scaling)
         exact = update.unscaled(gradients)
-        flag = update.adjusted(update.finite(exact))
+        flag = update.adjust_scale(update.finite(exact))
         return {name: operand.name for name, operand in exact.items()}, flag, tuple(update.state)
 
 
 @dataclass
 class _Update:
-    """An update under construction. `last`: a bool, this run is the last of its step; None if every run is a step."""
+    """An update under construction. `last`: a bool, True in the last run of a step; None if every run is a step."""
 
     b: Builder
     scaling: Scaling
@@ -231,14 +232,14 @@ class _Update:
         scaled = {name: Operand(self.b, gradient) for name, gradient in gradients.items()}
         if self.scaling.scale is None:
             return scaled
-        # not times 1 / scale: onnxruntime 1.31 fuses that into a Div, and with a single gradient can lose a node
+        # do not multiply by 1 / scale: onnxruntime 1.31 fuses that into a Div, and can lose a node of a single gradient
         scale = Operand(self.b, self.scaling.scale)
         return {name: gradient / scale for name, gradient in scaled.items()}
 
     def accumulated(
         self, gradients: dict[str, Operand], variables: Mapping[str, Array], micro_batches: int
     ) -> dict[str, Operand]:
-        """Accumulate gradients over micro-batches; return the mean, valid in the last run of a step."""
+        """Accumulate gradients over micro-batches. Return their mean, which is valid in the last run of a step."""
         if micro_batches == 1:
             return gradients
         count = self.b.input("micro_batch", DType.INT64, ())
@@ -246,14 +247,14 @@ class _Update:
         last = number.op("Equal", number, np.int64(micro_batches))
         self.last = last.name
         left = last.op("Where", last, np.int64(0), number)
-        self.give("micro_batch", count, left, np.array(0, np.int64), None)
+        self.carry("micro_batch", count, left, np.array(0, np.int64), None)
         sums: dict[str, Operand] = {}
         for name, gradient in gradients.items():
             shape = variables[name].shape
             accumulator = self.b.input(f"{name}/accumulated", DType.FLOAT, shape)
             sums[name] = Operand(self.b, accumulator) + gradient
             left = last.op("Where", last, np.float32(0), sums[name])
-            self.give(f"accumulated/{name}", accumulator, left, np.zeros(shape, np.float32), None)
+            self.carry(f"accumulated/{name}", accumulator, left, np.zeros(shape, np.float32), None)
         return {name: total * np.float32(1 / micro_batches) for name, total in sums.items()}
 
     def finite(self, gradients: Mapping[str, Operand]) -> str:
@@ -261,24 +262,24 @@ class _Update:
         total: Operand = parts[0].total(parts)
         return total.op("Equal", total, np.float32(0)).name
 
-    def adjusted(self, finite: str) -> str:
-        """Adjust a dynamic scale; return the flag as an output."""
+    def adjust_scale(self, finite: str) -> str:
+        """Append the adjustment of a dynamic scale; return the finite flag as an output."""
         b, rule = self.b, self.scaling.rule
         if isinstance(rule, DynamicLossScale):
             assert self.scaling.scale is not None and self.scaling.good_steps is not None
             scale, good_steps = Operand(b, self.scaling.scale), Operand(b, self.scaling.good_steps)
             after, good = scale_after(rule, scale, good_steps, Operand(b, finite))
-            self.give("loss_scale", scale.name, after, np.array(rule.initial.scale, np.float32), self.last)
-            self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
-        return self.public("finite", DType.BOOL, (), "Identity", finite)
+            self.carry("loss_scale", scale.name, after, np.array(rule.initial.scale, np.float32), self.last)
+            self.carry("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
+        return self.add_output("finite", DType.BOOL, (), "Identity", finite)
 
-    def give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
-        """Output the new value, or the old value if the condition is false."""
-        how = ("Identity", after.name) if condition is None else ("Where", condition, after.name, before)
-        output = self.public(f"{NEW}{before}", DType.parse(initial.dtype), initial.shape, *how)
+    def carry(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
+        """Add a state variable: its next value is `after`, or the old value if `condition` is false."""
+        op = ("Identity", after.name) if condition is None else ("Where", condition, after.name, before)
+        output = self.add_output(f"{NEW}{before}", DType.parse(initial.dtype), initial.shape, *op)
         self.state.append(StateVariable(path, before, output, initial))
 
-    def public(self, name: str, dtype: DType, shape: tuple[int, ...], op_type: str, *inputs: str) -> str:
+    def add_output(self, name: str, dtype: DType, shape: tuple[int, ...], op_type: str, *inputs: str) -> str:
         output = self.b.fresh(name)
         self.b.nodes.append(onnx.helper.make_node(op_type, inputs, [output], name=self.b.fresh(f"{REGION}/{name}")))
         return self.b.output(output, dtype, shape)

@@ -1,7 +1,7 @@
-"""The bases of optimizers and of learning rate schedules: rates, clipping, weight decay, configuration.
+"""Base classes of optimizers and learning rate schedules: clipping, weight decay, configuration.
 
-A schedule has no state. The step count, which checkpoints hold, decides the rate, so that a resumed run goes on with
-the rate that it would have had.
+A schedule has no state: the rate depends on the step count alone. Checkpoints store that count, so a resumed run
+continues with the same rates.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import door, floats, unknown_name
+from amp_rewrite.train.arguments import checked_arguments, float_array, unknown_attribute
 from amp_rewrite.train.loss_scale import Gradient, IndexedSlices, class_of, serialize
 
 Values = Mapping[str, Any]
-"""Arrays, or values of a graph under construction, by slot."""
+"""Arrays, or values of a graph under construction, by slot name."""
 Result = tuple[Any, Values]
-"""The new value of a variable, and its new slots."""
+"""The new value of a variable and its new slots."""
 
 
-def settle(record: Any) -> None:
-    """Turn numpy's numbers among the fields of a frozen dataclass into Python's, for JSON."""
+def to_python_numbers(record: Any) -> None:
+    """Convert numpy numbers in the fields of a frozen dataclass to Python numbers, for JSON."""
     for part in fields(record):
         value = getattr(record, part.name)
         if isinstance(value, np.generic):
@@ -35,9 +35,9 @@ def settle(record: Any) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules: a frozen dataclass. Its fields are the arguments of `from_config`.
+    """Base class of learning rate schedules: a frozen dataclass whose fields are its configuration.
 
-    A subclass of your own gives `__call__`, and works wherever a learning rate does.
+    A custom subclass implements `__call__`, and is accepted wherever a learning rate is.
 
     Example:
         >>> from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Schedule:
     """
 
     def __post_init__(self) -> None:
-        settle(self)
+        to_python_numbers(self)
         for part in fields(self):
             value, least = getattr(self, part.name), int(part.name == "decay_steps")
             if not isinstance(value, (int, float)) or not least <= value < math.inf:
@@ -62,16 +62,16 @@ class Schedule:
                 )
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of the next step, after so many steps."""
+        """Return the learning rate of the next step after `step` completed steps."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """Return the settings as arguments for `from_config`."""
+        """Return the fields as arguments for `from_config`."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Schedule:
-        """Return the schedule of a `get_config` result.
+        """Return a new schedule from a `get_config` result.
 
         Raises:
             TrainingError: a setting is unknown or missing.
@@ -80,13 +80,13 @@ class Schedule:
 
 
 SCHEDULES: dict[str, type[Schedule]] = {}
-"""Schedule classes of the package by name."""
+"""The package's schedule classes by name."""
 
 
-def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return a rate: a number, or the schedule of a `serialize` result. TrainingError for an unknown schedule.
+def rate_from_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return a number as it is, or create the schedule of a `serialize` result. TrainingError for an unknown schedule.
 
-    `custom_objects`: schedule classes by name, besides those of the package.
+    `custom_objects`: additional schedule classes by name.
     """
     if not isinstance(config, Mapping):
         return config
@@ -98,8 +98,8 @@ _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 _FLAGS = ("nesterov", "epsilon_in_root")
 _OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
-"""Hyperparameters of Keras that are not here, with the values that change nothing."""
-_OF_OBJECTS = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
+"""Keras hyperparameters that are not supported here, with the values that have no effect."""
+_STATEFUL_ONLY = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
 
 _RANGES = {
     **dict.fromkeys(("beta_1", "beta_2", "rho"), (0.0, 1.0, "at least 0 and less than 1")),
@@ -107,18 +107,18 @@ _RANGES = {
 }
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Base class of optimizers. Frozen: slots and the step count hold the state of training.
+    """Base class of optimizers: a frozen dataclass of hyperparameters, without the state of training.
 
-    Gradients are clipped first, by at most one of three. Then `weight_decay` times the variable is added to its
-    gradient.
+    Gradients are clipped first, by at most one of the three ways. Then `weight_decay` times the variable is added to
+    its gradient.
 
     Args:
-        clipnorm: the largest norm of each gradient.
-        clipvalue: each element is clipped to ± this.
-        global_clipnorm: the largest norm of all gradients together.
+        clipnorm: largest norm of each gradient.
+        clipvalue: largest magnitude of each element.
+        global_clipnorm: largest norm of all gradients taken together.
         weight_decay: factor of the variable in its gradient.
 
         learning_rate: a number or a `Schedule`.
@@ -134,11 +134,11 @@ class Optimizer:
 
     learning_rate: float | Schedule
     DECOUPLED: ClassVar[bool] = False
-    """Weight decay shrinks the variable by its share of the rate, in place of the gradient (Loshchilov and Hutter)."""
+    """True if weight decay shrinks the variable itself, not its gradient (Loshchilov and Hutter, 2019)."""
 
     def __post_init__(self) -> None:
-        settle(self)
-        object.__setattr__(self, _RATE, rate_of_config(self.learning_rate))
+        to_python_numbers(self)
+        object.__setattr__(self, _RATE, rate_from_config(self.learning_rate))
         for part in fields(self):
             if not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
                 self._check(part.name, getattr(self, part.name))
@@ -148,10 +148,10 @@ class Optimizer:
 
     def __getattr__(self, name: str) -> Any:
         own = type(self).__name__
-        if name in _OF_OBJECTS:
+        if name in _STATEFUL_ONLY:
             objects = f"StatefulOptimizer({own}(…)), or LossScaleOptimizer({own}(…))"
             raise AttributeError(f"{own} has no {name!r}; an optimizer with state has it: {objects}")
-        raise AttributeError(name) if name.startswith("_") else unknown_name(type(self), name)
+        raise AttributeError(name) if name.startswith("_") else unknown_attribute(type(self), name)
 
     def _check(self, name: str, value: object) -> None:
         if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
@@ -166,28 +166,28 @@ class Optimizer:
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate after so many steps."""
+        """Return the learning rate of the next step after `step` completed steps."""
         return self.learning_rate(step) if isinstance(self.learning_rate, Schedule) else self.learning_rate
 
     def slots(self) -> Mapping[str, float]:
-        """Return the slot names of each variable, with their initial fill values."""
+        """Return the slot names of a variable with their initial fill values."""
         return {}
 
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Return the variable and its slots after a step.
 
         Args:
-            by: numpy, whose functions take arrays and, in a step, values of its graph.
-            variable: the variable.
-            gradient: its gradient.
-            slots: its slots by name.
-            rate: the learning rate.
-            step: the number of this step, counted from 1.
+            by: numpy; its functions take arrays, and values of the graph of a training step.
+            variable: the variable, float32.
+            gradient: its gradient, of the same shape.
+            slots: its slots by name, of the same shape.
+            rate: the learning rate, a float32 scalar.
+            step: the number of this step, an int64 scalar that starts at 1.
         """
         raise NotImplementedError
 
     def updated(self, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Return the result of `rule` for a clipped gradient, after weight decay; the arguments are those of `rule`."""
+        """Return the result of weight decay and `rule` for a clipped gradient; the arguments are those of `rule`."""
         if self.weight_decay and self.DECOUPLED:
             variable = variable - (rate * np.float32(self.weight_decay)) * variable
         elif self.weight_decay:
@@ -195,7 +195,7 @@ class Optimizer:
         return self.rule(np, variable, gradient, slots, rate, step)
 
     def clipped(self, gradients: list[Any]) -> list[Any]:
-        """Return the gradients of all variables after clipping."""
+        """Return the clipped gradients of all variables."""
         if self.clipvalue is not None:
             bound = np.float32(self.clipvalue)
             return [np.clip(g, -bound, bound) for g in gradients]
@@ -208,9 +208,9 @@ class Optimizer:
 
     @property
     def spelling(self) -> str:
-        """Text of the name, the learning rate, and all hyperparameters besides their defaults."""
-        said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
-        parts = (f"{name}={f'{v:g}' if type(v) is float else v}" for name, v in said.items())
+        """The name, the learning rate, and all hyperparameters that differ from their defaults, as text."""
+        shown = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
+        parts = (f"{name}={f'{v:g}' if type(v) is float else v}" for name, v in shown.items())
         return ",".join([type(self).__name__.lower(), *parts])
 
     def get_config(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer of a `get_config` result, also of one of Keras."""
+        """Return a new optimizer from a `get_config` result, also from that of the Keras optimizer."""
         own = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
         kept = {name: value for name, value in named.items() if name in own or value not in _OFF_IN_KERAS.get(name, ())}
@@ -228,14 +228,14 @@ class Optimizer:
 
 
 def _norm(parts: list[Any]) -> Any:
-    """The norm of arrays, or of values of a graph, together."""
+    """Return the Euclidean norm of arrays, or of graph values, taken together."""
     if not isinstance(parts[0], np.ndarray):
         return parts[0].norm(parts)
     return np.sqrt(np.sum([np.sum(np.square(part), dtype=np.float32) for part in parts], dtype=np.float32))
 
 
 def _shrunk(gradient: Any, norm: Any, bound: float) -> Any:
-    """Scale a gradient as tf.clip_by_norm does: g * bound / max(|g|, bound)."""
+    """Scale a gradient as tf.clip_by_norm does: g * bound / max(norm, bound)."""
     return gradient * (np.float32(bound) / np.maximum(norm, np.float32(bound)))
 
 
@@ -247,7 +247,7 @@ def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[
 
 
 def _filled(shape: tuple[int, ...], value: float) -> Array:
-    """Return an array of one number; zeros take no memory until they are written."""
+    """Return a float32 array filled with a value; zeros take no memory until they are written to."""
     return np.full(shape, value, np.float32) if value else np.zeros(shape, np.float32)
 
 
@@ -260,11 +260,11 @@ def applied(
     step: int,
     learning_rate: float | np.float32 | None = None,
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
-    """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
+    """Return the variables and slots after step number `step`, which starts at 1; the arguments do not change.
 
-    All arrays are float32; `slots` has them by variable and slot. A variable with gradient None keeps its value and
-    slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
-    its momentum).
+    All arrays are float32. `slots` maps variables to their slots. A variable with the gradient None keeps its value and
+    slots. A sparse gradient is zero in its missing rows, so slots decay there too, as in Keras's Adam, but not as in
+    Keras's momentum.
     """
     rate = np.array(optimizer.rate_at(step - 1) if learning_rate is None else learning_rate, np.float32)
     names = [name for name in variables if gradients.get(name) is not None]
@@ -283,16 +283,16 @@ def _dense(gradient: Gradient, variable: Array) -> Array:
     assert gradient is not None
     if isinstance(gradient, IndexedSlices):
         rows = np.asarray(gradient.indices)
-        wrong = rows[(rows < 0) | (rows >= (len(variable) if variable.ndim else 0))]
-        if wrong.size:
+        invalid = rows[(rows < 0) | (rows >= (len(variable) if variable.ndim else 0))]
+        if invalid.size:
             raise TrainingError(
-                f"a sparse gradient has row {wrong[0]}, out of range for a variable of shape {variable.shape};"
+                f"a sparse gradient has row {invalid[0]}, out of range for a variable of shape {variable.shape};"
                 " correct its indices"
             )
         dense = np.zeros(variable.shape, np.float32)
         np.add.at(dense, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))
         return dense
-    array = floats(gradient, "a gradient")
+    array = float_array(gradient, "a gradient")
     if array.shape != variable.shape:
         raise TrainingError(
             f"a gradient has shape {array.shape}, but its variable has shape {variable.shape}; pass one gradient per"

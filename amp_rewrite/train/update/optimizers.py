@@ -10,21 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.door import door
+from amp_rewrite.train.arguments import checked_arguments
 from amp_rewrite.train.loss_scale import class_of
-from amp_rewrite.train.update.optimizer import SCHEDULES, Optimizer, Result, Schedule, Values, rate_of_config
+from amp_rewrite.train.update.optimizer import SCHEDULES, Optimizer, Result, Schedule, Values, rate_from_config
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
+    """Gradient descent with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
-    PyTorch's velocity lacks the rate, which multiplies each step. The two differ if the rate changes.
+    PyTorch leaves the rate out of the velocity and multiplies each step by it. The two differ if the rate changes.
 
     Args:
         momentum: factor of the velocity; 0 for none.
-        nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
+        nesterov: True adds momentum * velocity - rate * gradient (Sutskever et al., 2013).
     """
 
     learning_rate: float | Schedule = 0.01
@@ -43,16 +43,16 @@ class SGD(Optimizer):
         return variable + move, {"momentum": velocity}
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """Tieleman and Hinton's RMSprop, by the formula of PyTorch and of TensorFlow 2 without momentum.
+    """Tieleman and Hinton's RMSprop, with the formula of PyTorch, and of TensorFlow 2 without momentum.
 
-    It divides by sqrt(mean square) + epsilon. Keras 3 divides by sqrt(mean square + epsilon), which makes first steps
+    It divides by sqrt(mean square) + epsilon. Keras 3 divides by sqrt(mean square + epsilon), so its first steps are
     smaller where gradients are small.
 
     Args:
-        rho: decay of the mean square.
+        rho: decay rate of the mean square.
         momentum: factor of the velocity; 0 for none.
         epsilon: added to the root.
         epsilon_in_root: True for the formula of Keras 3.
@@ -77,13 +77,13 @@ class RMSprop(Optimizer):
         return variable - velocity, {"rms": rms, "momentum": velocity}
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root.
+    """Adagrad (Duchi, Hazan and Singer, 2011); epsilon is added to the root.
 
     Args:
-        initial_accumulator_value: first value of the sum of squares.
+        initial_accumulator_value: initial value of the sum of squares.
         epsilon: added to the root.
     """
 
@@ -102,21 +102,21 @@ class Adagrad(Optimizer):
 
 
 def _bias_correction(beta: float, step: Any) -> Any:
-    """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
+    """Return 1 - beta**step, computed in float64 and rounded once; `step` starts at 1."""
     return (np.float64(1) - np.power(np.float64(beta), step.astype(np.float64))).astype(np.float32)
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Kingma and Ba's Adam, algorithm 1: epsilon is added to the root of the corrected second moment.
+    """Adam (Kingma and Ba, 2015, algorithm 1): epsilon is added to the root of the bias-corrected second moment.
 
-    Keras adds it before the correction ("epsilon hat"), so its first steps are smaller for gradients of the order
-    of epsilon.
+    Keras adds epsilon before the correction ("epsilon hat"), so its first steps are smaller if gradients are of the
+    order of epsilon.
 
     Args:
-        beta_1: decay of the first moment.
-        beta_2: decay of the second moment.
+        beta_1: decay rate of the first moment.
+        beta_2: decay rate of the second moment.
         epsilon: added to the root.
     """
 
@@ -131,37 +131,37 @@ class Adam(Optimizer):
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         m = np.float32(self.beta_1) * slots["m"] + np.float32(1 - self.beta_1) * gradient
         v = np.float32(self.beta_2) * slots["v"] + np.float32(1 - self.beta_2) * (gradient * gradient)
-        correction = by.sqrt(_bias_correction(self.beta_2, step))  # of a number, not of each root
+        correction = by.sqrt(_bias_correction(self.beta_2, step))  # a scalar: cheaper than correcting each root
         root = by.sqrt(v) + np.float32(self.epsilon) * correction
         pace = rate * correction / _bias_correction(self.beta_1, step)
         return variable - pace * (m / root), {"m": m, "v": v}
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable.
 
     Args:
-        weight_decay: factor of the variable.
+        weight_decay: factor of the variable in the subtracted term.
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)
     DECOUPLED: ClassVar[bool] = True
 
 
-# -- learning rates, by the names and arguments of Keras where it has the schedule ---------------------------
+# -- learning rate schedules, with the names and arguments of Keras ------------------------------------------
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class CosineDecay(Schedule):
-    """Half a cosine from the initial rate to `alpha` times it, then that rate (Loshchilov and Hutter, 2017).
+    """Half a cosine from the initial rate down to `alpha` times it, then constant (Loshchilov and Hutter, 2017).
 
     Args:
         initial_learning_rate: the rate of the first step.
-        decay_steps: steps until the end of the cosine.
-        alpha: share of the initial rate at the end.
+        decay_steps: number of steps until the end of the cosine.
+        alpha: final rate as a fraction of the initial rate.
 
     Example:
         >>> from amp_rewrite.train import CosineDecay
@@ -178,16 +178,16 @@ class CosineDecay(Schedule):
         return self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha)
 
 
-@door()
+@checked_arguments()
 @dataclass(frozen=True)
 class ExponentialDecay(Schedule):
-    """Multiply the rate by `decay_rate` over `decay_steps` steps, a little in each one.
+    """Exponential decay: the rate shrinks by the factor `decay_rate` every `decay_steps` steps.
 
     Args:
         initial_learning_rate: the rate of the first step.
-        decay_steps: steps for the whole factor.
+        decay_steps: number of steps per factor.
         decay_rate: the factor.
-        staircase: multiply after every `decay_steps` steps instead.
+        staircase: True multiplies once after every `decay_steps` steps instead of a little in each step.
     """
 
     initial_learning_rate: float
@@ -204,25 +204,24 @@ SCHEDULES.update({c.__name__: c for c in (CosineDecay, ExponentialDecay)})
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}
-"""Optimizer classes by name in lower case."""
+"""Optimizer classes by lowercase name."""
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the optimizer of a `serialize` result. TrainingError for anything else.
+    """Return a new optimizer from a `serialize` result. TrainingError for anything else.
 
-    `custom_objects`: classes by name, besides those of the package: subclasses of Optimizer, of StatefulOptimizer
-    or of Schedule.
+    `custom_objects`: additional subclasses of Optimizer, StatefulOptimizer or Schedule by name.
     """
     optimizer_class, inner = class_of(config, "optimizer", OPTIMIZERS, custom_objects)
     if "learning_rate" in inner:
-        inner = {**inner, "learning_rate": rate_of_config(inner["learning_rate"], custom_objects)}
+        inner = {**inner, "learning_rate": rate_from_config(inner["learning_rate"], custom_objects)}
     return optimizer_class.from_config(inner)
 
 
-def named(text: str) -> Optimizer:
+def parse_optimizer(text: str) -> Optimizer:
     """Parse an optimizer such as "adam" or "sgd,learning_rate=0.1,momentum=0.9,nesterov=true".
 
-    `lr` is short for learning_rate. Groups and schedules are objects. TrainingError for an unknown name, hyperparameter
+    `lr` is short for learning_rate. Schedules have no text form. TrainingError for an unknown name, hyperparameter
     or value.
     """
     name, *settings = [part.strip() for part in text.split(",")]

@@ -35,7 +35,7 @@ from amp_rewrite.train.update.optimizer import (
     Schedule,
     applied,
     initial_slots,
-    rate_of_config,
+    rate_from_config,
 )
 from amp_rewrite.train.update.optimizers import (
     SGD,
@@ -46,7 +46,7 @@ from amp_rewrite.train.update.optimizers import (
     ExponentialDecay,
     RMSprop,
     deserialize,
-    named,
+    parse_optimizer,
 )
 from support.train.nets import F32, parsed
 
@@ -115,9 +115,9 @@ def test_200_steps_are_those_of_pytorch(name: str) -> None:
 
 
 def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
-    assert named("adam") == Adam()
-    assert named("SGD, lr=0.1, momentum=0.9, nesterov=true") == SGD(0.1, 0.9, nesterov=True)
-    assert named("adamw,weight_decay=0.5,clipnorm=1") == AdamW(weight_decay=0.5, clipnorm=1.0)
+    assert parse_optimizer("adam") == Adam()
+    assert parse_optimizer("SGD, lr=0.1, momentum=0.9, nesterov=true") == SGD(0.1, 0.9, nesterov=True)
+    assert parse_optimizer("adamw,weight_decay=0.5,clipnorm=1") == AdamW(weight_decay=0.5, clipnorm=1.0)
 
 
 def test_rmsprop_has_the_formula_of_pytorch_and_on_request_that_of_keras_3() -> None:
@@ -206,7 +206,7 @@ def test_a_checkpoint_goes_on_with_the_rate_of_its_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", EACH, ids=lambda s: type(s).__name__)
 def test_a_schedule_survives_its_configuration(schedule: Schedule) -> None:
-    assert rate_of_config(json.loads(json.dumps(serialize(schedule)))) == schedule
+    assert rate_from_config(json.loads(json.dumps(serialize(schedule)))) == schedule
     assert deserialize(json.loads(json.dumps(serialize(Adam(schedule))))) == Adam(schedule)
     assert type(schedule).from_config(schedule.get_config()) == schedule
 

@@ -1,6 +1,6 @@
-"""Checks at the door: wrong calls, names and values, each answered by its word here.
+"""Argument checks of the training API: wrong calls, names and values raise errors with a hint.
 
-Who comes from Keras or PyTorch types their words. `ELSEWHERE` has those, each with its word here or with the way out.
+Users who come from Keras or PyTorch type the names that they know. `HINTS` maps those names to the ones used here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.option import legal_forms
 
 _TRAINABLE = "it is trainable_variables here, and get_weights() has all values"
-ELSEWHERE: Mapping[str, str] = {
+HINTS: Mapping[str, str] = {
     "lr": "it is learning_rate here",
     "learning_rate": "give it to the optimizer, as in SGD(0.1)",
     **{name.replace("_", ""): f"it is {name} here" for name in ("beta_1", "beta_2", "batch_size", "training_mode")},
@@ -48,17 +48,18 @@ ELSEWHERE: Mapping[str, str] = {
     "CrossEntropy": "it is SparseCategoricalCrossentropy for class indices, CategoricalCrossentropy for shares",
     "CrossEntropyLoss": "it is SparseCategoricalCrossentropy(from_logits=True) here",
 }
-"""Words of Keras and PyTorch that are none here, with what stands for them."""
+"""Names from Keras and PyTorch that do not exist here, each with a hint."""
 
 _T = TypeVar("_T")
 
 
-def door(*, options: Any = None) -> Callable[[_T], _T]:
-    """Answer wrong calls of a function, or of a class and its public methods, by a TrainingError with the way out.
+def checked_arguments(*, options: Any = None) -> Callable[[_T], _T]:
+    """Raise a TrainingError with a hint for a wrong call of a function, or of a class and its public methods.
 
-    Wrong are other arguments than it takes, and an argument of another type than declared on which Python fails.
+    A call is wrong if its arguments do not match the signature, or if Python fails on an argument that does not have
+    the declared type.
 
-    `options`: a TypedDict of what the last parameter, **options, takes.
+    `options`: the TypedDict of the `**options` parameter.
     """
     declared = {name: _text(kind) for name, kind in getattr(options, "__annotations__", {}).items()}
 
@@ -89,32 +90,32 @@ def _checked(function: Any, options: Mapping[str, str]) -> Any:
         except AmpRewriteError:
             raise
         except (AttributeError, TypeError, ValueError) as cause:
-            answer = _answer(function, signature, declared, args, kwargs)
-            if answer is None:
+            message = _misuse(function, signature, declared, args, kwargs)
+            if message is None:
                 raise
-            raise TrainingError(answer) from cause
+            raise TrainingError(message) from cause
 
     return call
 
 
-def _answer(
+def _misuse(
     function: Any,
     signature: inspect.Signature,
     declared: Mapping[str, str],
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> str | None:
-    """What is wrong with a call, and the way out; None if its arguments are as declared."""
+    """Return an error message with a hint for a wrong call; None if the arguments match the declaration."""
     own, name = [*signature.parameters.values()], function.__qualname__
     if own and own[0].name in ("self", "cls"):
         owner = getattr(args[0], "__name__", type(args[0]).__name__)
         name = owner if function.__name__ == "__init__" else f"{owner}.{function.__name__}"
         own, args = own[1:], args[1:]
-    known = [p.name for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    known += [key for key in declared if key not in signature.parameters]
-    unknown = next((key for key in kwargs if key not in known), None)
+    accepted = [p.name for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    accepted += [key for key in declared if key not in signature.parameters]
+    unknown = next((key for key in kwargs if key not in accepted), None)
     if unknown is not None:
-        hint = ELSEWHERE.get(unknown) or advice(unknown, known, f"it takes {', '.join(known) or 'nothing'}")
+        hint = HINTS.get(unknown) or advice(unknown, accepted, f"it takes {', '.join(accepted) or 'nothing'}")
         return f"{name} does not take {unknown!r}; {hint}"
     form = inspect.Signature([p.replace(annotation=p.empty) for p in own])
     try:
@@ -122,8 +123,8 @@ def _answer(
     except TypeError as error:
         return f"{name}: {error}; call {name}{form}"
     for key, value in {**given, **kwargs}.items():
-        if key in known and (legal := legal_forms(value, declared[key], function.__globals__)):
-            return f"{key} of {name} is {stated(value)}; pass {legal}"
+        if key in accepted and (legal := legal_forms(value, declared[key], function.__globals__)):
+            return f"{key} of {name} is {quoted(value)}; pass {legal}"
     return None
 
 
@@ -131,56 +132,56 @@ def _text(annotation: Any) -> str:
     return str(getattr(annotation, "__forward_arg__", annotation))
 
 
-def unknown_name(owner: type, name: str) -> AttributeError:
-    """Return the error for an unknown attribute of a class, with the way out."""
+def unknown_attribute(owner: type, name: str) -> AttributeError:
+    """Return the error for an unknown attribute of a class, with a hint."""
     own = sorted(n for n in {*dir(owner), *getattr(owner, "__dataclass_fields__", ())} if not n.startswith("_"))
-    hint = ELSEWHERE.get(name) or advice(name, own, f"it has {', '.join(own)}")
+    hint = HINTS.get(name) or advice(name, own, f"it has {', '.join(own)}")
     return AttributeError(f"{owner.__name__} has no {name!r}; {hint}")
 
 
-class Named:
-    """Base of objects with an answer to unknown attributes: their words here."""
+class AttributeHints:
+    """Mixin: unknown attributes raise an AttributeError with a hint."""
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             owner = self if isinstance(self, type) else type(self)
-            raise AttributeError(name) if name.startswith("_") else unknown_name(owner, name)
+            raise AttributeError(name) if name.startswith("_") else unknown_attribute(owner, name)
 
 
-class Namespace(type, Named):
-    """Class of namespaces with an answer to unknown attributes: their words here."""
+class Namespace(type, AttributeHints):
+    """Metaclass of namespaces: unknown attributes raise an AttributeError with a hint."""
 
 
 _LONGEST = 60
 
 
-def stated(value: object) -> str:
-    """Return a value as messages quote it: on one line, and short."""
+def quoted(value: object) -> str:
+    """Return the repr of a value for a message: on one line, or only its type if the repr is long."""
     text = one_line(repr(value))
     return text if len(text) <= _LONGEST else f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
 
 
 def to_array(value: object, what: str) -> Array:
-    """Return a value as an array. TrainingError for rows of different lengths."""
+    """Convert a value to an array. TrainingError if its rows have different lengths."""
     try:
         return np.asarray(value)
     except ValueError as cause:
-        raise TrainingError(f"{what} is {stated(value)}, whose rows have different lengths; pad them") from cause
+        raise TrainingError(f"{what} is {quoted(value)}, whose rows have different lengths; pad them") from cause
 
 
-def floats(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
-    """Return a new array of floats. TrainingError for anything but numbers."""
+def float_array(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
+    """Copy a value into a new floating-point array. TrainingError for anything but numbers."""
     try:
         if value is None:
-            raise TypeError("None is NaN for numpy")
+            raise TypeError("numpy converts None to NaN")
         return np.array(value, dtype)
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise TrainingError(f"{what} is {stated(value)}; pass numbers, as an array") from cause
+        raise TrainingError(f"{what} is {quoted(value)}; pass numbers, as an array") from cause
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """Return a count of Python or numpy as an int. TrainingError unless it is whole and at least so much."""
+    """Convert a Python or numpy integer to an int. TrainingError unless it is a whole number ≥ `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise TrainingError(f"{name} is {value!r}; use a whole number ≥ {least}")
     return int(value)
