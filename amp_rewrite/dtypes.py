@@ -105,7 +105,7 @@ class DType(Enum):
         try:
             return _LIMITS[self]
         except KeyError:
-            raise ValueError(f"{self.spelling} is not a floating type of the pass") from None
+            raise ValueError(f"{self.spelling} is not a floating-point type that the pass supports") from None
 
     @classmethod
     def of(cls, code: int) -> DType | None:

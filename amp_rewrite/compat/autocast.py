@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     for name in _UNUSED_LISTS:
         add(f"--{name}", nargs="+", metavar="X", help="no effect")
     add("--opset", type=int, metavar="N", help="--opset")
-    add("--use_standalone_type_inference", action="store_true", help="accepted: types never come from ONNX's inference")
+    add("--use_standalone_type_inference", action="store_true", help="accepted; types never come from ONNX's inference")
     return command
 
 

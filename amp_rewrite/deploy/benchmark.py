@@ -359,9 +359,9 @@ def _notes(entries: Sequence[BenchEntry], provider: str, random: bool) -> Iterat
     if provider == CPU and any(entry.types for entry in entries):
         yield "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts"
     if provider == CUDA:
-        yield "float32 is computed without TF32 unless the name says so; onnxruntime's own default is with it"
+        yield "float32 is computed without TF32 unless the name says so; onnxruntime itself uses it by default"
     if random:
-        yield "the data are random: a model whose work depends on its data may take another time on yours"
+        yield "the data are random: a model whose work depends on its data may take a different time on yours"
 
 
 def interleaved(
@@ -472,7 +472,7 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
         program = f"import json; from {__name__} import {function}; print({function}(*json.loads(sys.argv[1])))"
         peak = int(in_subprocess(program, job, subject="its process", seconds=_TIMEOUT))
     if not peak:
-        raise MachineError("this system does not tell how much is in use")
+        raise MachineError("this system does not report memory use")
     return peak
 
 

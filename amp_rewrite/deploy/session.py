@@ -115,7 +115,7 @@ class Session:
             provider_options[CUDA] = {_GRAPH: "1", **provider_options[CUDA]}
         device_id = provider_options[first].get("device_id", "0")
         if not device_id.isdecimal():
-            raise PolicyError(f"device {device_id!r} is not a GPU's number; count from 0")
+            raise PolicyError(f"device {device_id!r} is not a valid GPU number; count from 0")
         self._device = int(device_id)
         opening = SessionOptions(
             providers=tuple(provider_options), provider_options=provider_options, channels_last=True, threads=threads
@@ -133,7 +133,7 @@ class Session:
             try:
                 self._runner, fallback = _open(prepared.model, opening)
             except ModelError as cause:
-                prepared = _Prepared(source, unconverted=f"what was converted does not open ({cause})")
+                prepared = _Prepared(source, unconverted=f"the converted model does not open ({cause})")
         if prepared.report is None:
             self._runner, fallback = _open(source, opening)
         self._report_json = prepared.report
@@ -151,7 +151,7 @@ class Session:
         if prepared.unconverted:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {prepared.unconverted}"
         if prepared.uncached and self.converted:
-            yield f"{self._name} is converted anew each time: {prepared.uncached}"
+            yield f"{self._name} is converted again each time: {prepared.uncached}"
         if self.provider != first and (explicit or hardware().gpus):
             reason = fallback or _failure_to_open(first)
             if reason not in prepared.unconverted:
@@ -250,7 +250,7 @@ def _failure_to_open(first: str) -> str:
     if absence := hardware().absence:
         return absence
     fact = unloaded_library() or "onnxruntime does not say why"
-    return f"{first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
+    return f"{first} does not open, {fact}; `amp-rewrite doctor` shows what is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[st
         result = {}
     if not result:
         raise PolicyError(
-            f"{spelled('providers', providers)} names no provider; give names, as in [{CPU!r}], or add options, as in"
+            f"{spelled('providers', providers)} lists no provider; give names, as in [{CPU!r}], or add options, as in"
             f" [({CPU!r}, {{}})]"
         )
     return result
@@ -416,7 +416,7 @@ class Cache:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _private(self._home):
                 raise ModelError(
-                    f"{self._home} belongs to another user, or others may write in it, and what they write would run"
+                    f"{self._home} belongs to another user or is writable by others, whose files would run"
                     " here; name another folder, or remove this one"
                 )
             with tempfile.TemporaryDirectory(dir=self._home, ignore_cleanup_errors=True) as scratch:

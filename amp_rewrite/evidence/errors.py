@@ -132,13 +132,13 @@ class Pairing:
         ops = {j: i for j, i in ops.items() if low.ops[j].scope == source.ops[i].scope == MAIN}
         pairing = cls(source, low, _values(source, low, ops), feed)
         if not pairing.measurable:
-            raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
+            raise ModelError("the candidate's main graph computes no floating-point value; there is nothing to compare")
         if not pairing.measured:
             raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
         names = {source.value_name(value) for value in source.scopes[MAIN].inputs}
         for value in low.scopes[MAIN].inputs:
             if low.values[value].tensor is None and (name := low.value_name(value)) not in names:
-                raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
+                raise ModelError(f"the candidate has an input {name!r}, but the reference does not")
         measured, batch = pairing.measured, next(iter(feed))
         shapes = _run(_open(low, tuple(measured), {}, "Shape"), batch)
         expected = _run(_open(source, tuple(measured.values()), {}, "Shape"), batch)

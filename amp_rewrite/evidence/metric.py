@@ -48,7 +48,7 @@ def top1(a: Array, b: Array) -> float:
     """
     if a.ndim == 0 or a.shape[-1] < 2:
         raise PolicyError(
-            f"top1 needs two classes or more along the last axis, and the shape is {list(a.shape)}; choose another"
+            f"top1 needs two classes or more along the last axis, but the shape is {list(a.shape)}; choose another"
             " metric, or the outputs that hold classes"
         )
     return float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.size else 1.0
@@ -207,10 +207,10 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
     x, y = a.reshape(-1)[odd], b.reshape(-1)[odd]
     both = int(np.count_nonzero(np.isnan(x) & np.isnan(y)))
     if both == odd.size:
-        return f"{both} of {a.size} values are NaN on both sides, which shows nothing"
+        return f"{both} of {a.size} values are NaN on both sides, which proves nothing"
     lost = int(np.count_nonzero(np.isfinite(x)))
     if lost:
-        return f"{lost} of {a.size} values are NaN or infinite where the reference is finite"
+        return f"{lost} of {a.size} values are NaN or infinite where those of the reference are finite"
     return f"{odd.size} of {a.size} values are not finite, and differ"
 
 

@@ -92,7 +92,7 @@ def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
         raise ModelError(f"{name}: {error}") from error
     if runner.provider != provider:
         raise ModelError(
-            f"{name}: {provider} does not open here; use {spelled('provider', runner.provider)}, or install what it"
+            f"{name}: {provider} cannot be used here; use {spelled('provider', runner.provider)}, or install what it"
             " needs"
         )
     return runner

@@ -213,7 +213,7 @@ def _outputs_to_compare(
     if not chosen:
         refusals += [f"{first} has no output {name!r}" for name in given if name not in expected]
         if not refusals and expected != given:
-            refusals = [f"{second} gives its outputs in another order: {_quoted(given)}"]
+            refusals = [f"{second} returns its outputs in a different order: {_quoted(given)}"]
     return compared, tuple(refusals)
 
 
@@ -387,13 +387,13 @@ class Verdict(Result):
         if self.refusals:
             return self.refusals
         if not self.rows:
-            return ("nothing was compared: there was no batch, or no output",)
+            return ("nothing was compared, for lack of a batch or an output",)
         failures = [
             f"output {r.label!r}, batch {r.place}: {r.difference.because}" for r in self.rows if not r.difference.ok
         ]
         nonempty = {row.output for row in self.rows if row.difference.compared or not row.difference.ok}
         empty = [
-            f"output {output!r}: in no batch was there a value to compare; feed data that gives some"
+            f"output {output!r}: no batch had a value to compare; use data that produces one"
             for output in self.outputs
             if output not in nonempty
         ]

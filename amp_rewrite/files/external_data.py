@@ -40,7 +40,7 @@ class Folder:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"external data of tensor {tensor.name!r}"
         if any(isinstance(text, bytes) for entry in entries.items() for text in entry):
-            raise ModelError(f"{where} is described by text that is not UTF-8; the file is damaged, export it again")
+            raise ModelError(f"{where} has a description that is not UTF-8; the file is damaged, export it again")
         location = entries.get("location", "")
         if location not in self._files:
             self._files[location] = self._file(location, where)
@@ -69,14 +69,12 @@ class Folder:
         paths = PurePosixPath(location), PureWindowsPath(location)
         if any(path.anchor or ".." in path.parts for path in paths):
             raise ModelError(
-                f"{where} has the location {location!r}, which leaves the model's folder; put the file there and use"
+                f"{where} has the location {location!r}, outside the model's folder; put the file there and use"
                 " its plain name"
             )
         real = Path(os.path.realpath(self.path / location))
         if not any(real.is_relative_to(root) for root in self._roots):
-            raise ModelError(
-                f"{where}: {location!r} is a link that leaves the model's folder; put the file itself there"
-            )
+            raise ModelError(f"{where}: {location!r} is a link out of the model's folder; put the file itself there")
         try:
             status = real.stat()
         except OSError as cause:

@@ -44,7 +44,7 @@ FORMATS = (
         "is a PyTorch file",
         f"load the module in Python, and call {_TORCH}",
     ),
-    Foreign((".gz", ".tgz"), rb"\x1f\x8b", "is compressed (gzip)", "unpack it, as by `gunzip --keep {file}`"),
+    Foreign((".gz", ".tgz"), rb"\x1f\x8b", "is compressed (gzip)", "unpack it, as with `gunzip --keep {file}`"),
     Foreign((".tflite",), rb".{4}TFL3", "is a TensorFlow Lite model", f"{_TF2ONNX} --tflite {{file}}`"),
     Foreign((), rb"\x08\x01\x12", "is a TensorFlow SavedModel", f"{_TF2ONNX} --saved-model {{folder}}`"),
     Foreign(

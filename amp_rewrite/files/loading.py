@@ -87,7 +87,7 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
     if status.st_size == 0:
         raise ModelError(f"{path} is empty; export or download it again")
     if file.read(len(_LFS)) == _LFS:
-        raise ModelError(f"{path} is a Git LFS pointer, not the model itself; run git lfs pull")
+        raise ModelError(f"{path} is a Git LFS pointer, not the model; run git lfs pull")
     real, stamp = os.path.realpath(path), tensors.stamp(status)
     by_location: dict[str, Source] = {}
     secret = secrets.token_hex(16)  # cannot collide with a location in the file
@@ -112,7 +112,7 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
 
     light = wire.lightened(file, status.st_size, HEAVY, stub, str(path))
     if tensors.stamp(os.fstat(file.fileno())) != stamp:
-        raise ModelError(f"{path} was written to while it was read; load it again")
+        raise ModelError(f"{path} changed while it was read; load it again")
     return _parsed(light, str(path)), by_location
 
 
@@ -129,7 +129,7 @@ def _parsed(content: bytes, name: str) -> ModelProto:
 
 def _check(proto: ModelProto, name: str) -> None:
     if not proto.HasField("graph"):
-        raise wire.NotOnnxError(f"{name} has no graph: it is not an ONNX model; export it again")
+        raise wire.NotOnnxError(f"{name} has no graph, so it is not an ONNX model; export it again")
     if not proto.opset_import and not 0 < proto.ir_version < FIRST_IR_WITH_OPSET_IMPORTS:
         raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
     newest = onnx.defs.onnx_opset_version()

@@ -119,7 +119,7 @@ def save(
         if loaded_from is None or not replaces(path, loaded_from):
             kept = frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
             if not path.is_symlink() and os.path.realpath(path) in kept:
-                raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
+                raise ModelError(f"cannot write {path}: the model still reads weights from it; name another")
         sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
             written = _write_scratch_files(proto, path, external_data, sources, progress, undo)

@@ -168,7 +168,7 @@ def dtype(tensor: onnx.TensorProto) -> DType:
     kind = DType.of(tensor.data_type)
     if kind is None:
         raise ModelError(
-            f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}; a newer amp-rewrite may know it"
+            f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}; try a newer amp-rewrite"
         )
     return kind
 
@@ -184,7 +184,7 @@ def elements(tensor: onnx.TensorProto) -> int:
         raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export it again")
     count: int = math.prod(dims)
     if count > MAX_ELEMENTS:
-        raise ModelError(f"tensor {tensor.name!r} has dims of more elements than any file holds; export it again")
+        raise ModelError(f"tensor {tensor.name!r} has dims for more elements than any file can hold; export it again")
     return count
 
 
@@ -236,7 +236,7 @@ class Sources:
         """Return a copy of `count` bytes of a source, from byte `at` on."""
         if source.in_memory:
             if source.tensor is None:
-                raise ModelError("the program that holds the weights is gone; keep the Model that was loaded from it")
+                raise ModelError("the program with the weights was deleted; keep the Model loaded from it")
             if self._values is None or self._values[0] is not source.tensor:
                 self._values = None  # free its memory before the next one is read
                 self._values = source.tensor, source.tensor.values()

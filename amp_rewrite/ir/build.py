@@ -171,8 +171,8 @@ class _Graph:
             else:
                 kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
                 if self.main and (kind is None or (kind == "tensor_type" and DType.of(code) is None)):
-                    fault = f"states the unknown element type {code}" if code else "states no element type"
-                    raise ModelError(f"input {formal.name!r} {fault}; declare a known one, or export the model again")
+                    fault = f"has the unknown element type {code}" if code else "has no element type"
+                    raise ModelError(f"input {formal.name!r} {fault}; declare one, or export the model again")
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
                 value = self._define(formal.name, vtype, Role.INPUT)
             if tensor is None or may_override:
@@ -185,10 +185,10 @@ class _Graph:
 
     def _initializer(self, tensor: TensorProto, *, overridable: bool = False) -> ValueId:
         if not tensor.data_type:
-            raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
+            raise ModelError(f"initializer {tensor.name!r} has no element type; export the model again")
         if not self.main and tensor.name in self.visible:
             raise ModelError(
-                f"{self.where}: initializer {tensor.name!r} has the name of a value outside, and runtimes disagree"
+                f"{self.where}: initializer {tensor.name!r} has the name of an outer value, and runtimes disagree"
                 " about which of the two is read; rename one of them"
             )
         elements(tensor)  # raises for dims that no tensor has
@@ -266,13 +266,13 @@ class _Graph:
         tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
         scales = [float(x) for t in tensors if t is not None and not is_stub(t) for x in in_memory(t).ravel()]
         wrong = next((scale for scale in scales if not 0 < scale <= _LARGEST_SCALE), None)
-        return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
+        return f"has the scale {wrong:g}; give a positive number" if wrong is not None else None
 
     def _read(self, node: str, op_type: str, name: str) -> ValueId | None:
         if name and name not in self.visible:
             raise UnsortedError(
                 f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
-                "the graph is cyclic, unsorted, or lacks an input"
+                "the graph has a cycle, is unsorted, or lacks an input"
             )
         return self.visible[name] if name else None
 
@@ -322,9 +322,9 @@ def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[A
     """
     for a in attributes:
         if a.ref_attr_name:
-            return f"has the attribute {a.name!r} refer to one of a function, but stands in none; state its value"
+            return f"refers with {a.name!r} to an attribute of a function, but is not in a function; give its value"
         if a.type in _FIELDS and not a.HasField(_FIELDS[a.type]):
-            return f"has the attribute {a.name!r} hold nothing; export it again"
+            return f"has the attribute {a.name!r} without a value; export it again"
     if schema is None:
         return None
     read = node.input[:]
@@ -336,10 +336,10 @@ def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[A
     if schema.op_type == "Constant" and not attributes:
         return "holds no value; export it again"
     if "axis" in numbers and abs(numbers["axis"].i) >= _LARGEST_AXIS:
-        return f"has the attribute 'axis' be {numbers['axis'].i}, which no tensor has; export it again"
+        return f"has axis {numbers['axis'].i}, which is out of range; export it again"
     perm = list(numbers["perm"].ints) if schema.op_type == "Transpose" and "perm" in numbers else []
     if sorted(perm) != list(range(len(perm))):
-        return f"turns the axes by {perm[:10]}, which is not a permutation; correct perm"
+        return f"has perm {perm[:10]}, which is not a permutation; correct it"
     scanned = numbers["num_scan_inputs"].i if schema.op_type == "Scan" and "num_scan_inputs" in numbers else 1
     if not 0 < scanned <= max(len(read), 1):
         return f"scans {scanned} of its {len(read)} inputs; correct num_scan_inputs"

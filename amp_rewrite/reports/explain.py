@@ -69,14 +69,14 @@ class Explanation(Result):
                 lines.append(f"{chain.input.name} is an input of the model, {chain.input.dtype}, {readers}")
             for i, row in enumerate(chain.rows):
                 if self.inventory:
-                    state = f"is {_types(row)} in the model; nothing has decided about it yet"
+                    state = f"is {_types(row)} in the model; its new type is not decided yet"
                     lines.append(f"{row.path} ({row.op}) {state}")
                 else:
                     lines += _step(row, first=not i)
                 if chain.shift is not None and not i:
                     lines.append(f"    shifted: it makes its results times 2^{-chain.shift}")
                 if chain.alike and not i:
-                    lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
+                    lines.append(f"    and {len(chain.alike)} more like it: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
         return "\n".join(parts)
 

@@ -88,7 +88,7 @@ def difference(
     the nodes' result.
     """
     if not trials:
-        return "it cannot be tried: its axes are too many, or its attributes do not fit"
+        return "it cannot be tried: it has too many axes, or attributes that do not fit"
     read_values = {view.value_name(v): v for op in sorted(ops) for v in view.ops[op].operands}
     constants = {
         name: as_float64(array)
@@ -127,7 +127,7 @@ def mismatch(
         return before if isinstance(before, str) else str(after)
     for expected, actual, magnitude in zip(before, after, magnitudes, strict=True):
         if expected.shape != actual.shape:
-            return f"its shape would be {list(actual.shape)} instead of {list(expected.shape)}"
+            return f"its shape would be {list(actual.shape)}, not {list(expected.shape)}"
         bound = ROUNDINGS * UNIT * (float(np.abs(expected).max(initial=0)) if magnitude is None else magnitude)
         if not bool((np.abs(expected - actual) <= bound).all()):  # false for NaN
             worst = float(np.abs(expected - actual).max())

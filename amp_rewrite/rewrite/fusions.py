@@ -10,7 +10,7 @@ from amp_rewrite.decide.reasons import Record
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
-_SHARED = "A value in between that is read elsewhere; another type than float32; a target that has no kernel."
+_SHARED = "An intermediate value that is read elsewhere; a type other than float32; a target without a kernel."
 _PROOF = "Both run in float64 on random inputs and agree within four units of float32's roundoff; constants to the bit."
 
 
@@ -51,14 +51,14 @@ _MODES = {
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
 """For each mode: the option that turns its fusions off, and the text about the one that turns them on."""
-_LAST_AXIS = "Another axis than the last, or one of unknown size; an epsilon that is not one constant below the root;"
+_LAST_AXIS = "An axis other than the last, or one of unknown size; an epsilon that is not one constant inside the root;"
 _NORM = f"{_LAST_AXIS} scale or bias that are not one number per element."
-_MASKS = "two masks; a mask that does not state every query and key"
+_MASKS = "two masks; a mask that does not cover every query and key"
 _ATTENTION = f"Scores capped by Tanh; a computed scale; {_MASKS}; unknown heads."
-_SKIP = "Shapes of x and skip that are not known to be equal; another axis than the last."
-_BIAS = "A bias that is not one axis of the size of the last."
+_SKIP = "Shapes of x and skip that are not known to be equal; an axis other than the last."
+_BIAS = "A bias that is not one axis of the same size as the last."
 _IMAGES = "Other than four axes; groups of an odd number of channels, or of more than 512."
-_GELU = "Constants that differ from those of GELU in float32's digits."
+_GELU = "Constants that differ from those of GELU within the digits of float32."
 
 _contrib = partial(FusionRule, fuse="contrib")
 
@@ -90,9 +90,9 @@ FUSIONS: tuple[FusionRule, ...] = (
         "division",
         "Div",
         "x · (1 / √s) in a norm that stays written out",
-        "A reciprocal by another op than Reciprocal, which onnxruntime divides by itself.",
+        "A reciprocal by an op other than Reciprocal, where onnxruntime divides by itself.",
     ),
-    FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "Another axis than the last."),
+    FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "An axis other than the last."),
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
     FusionRule("gelu_tanh", "Gelu", "x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))", _GELU),
     FusionRule("attention", "Attention", "softmax(Q Kᵀ · scale, masked) V", _ATTENTION),
@@ -107,13 +107,13 @@ FUSIONS: tuple[FusionRule, ...] = (
         "GroupQueryAttention",
         "causal attention whose keys and values are repeated for several heads of queries",
         "A mask that is not constant and causal; sizes that are not known; heads wider than 256; an op that may stay"
-        " float32, which CUDA lacks.",
+        " float32, for which CUDA has no kernel.",
     ),
     _contrib(
         "rotary_embedding",
         "RotaryEmbedding",
         "x · cos + (−x₂, x₁) · sin, for x₁ and x₂ the halves of x",
-        "Cosines and sines whose halves are not proved to be equal, or that differ from batch to batch.",
+        "Cosines and sines whose halves are not proven equal, or that differ from batch to batch.",
     ),
     _contrib(
         "patches",
@@ -135,14 +135,14 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "group_norm",
         "GroupNorm",
-        "A normalization of groups of channels, with or without x · sigmoid(x) behind it",
+        "A normalization of groups of channels, with or without x · sigmoid(x) after it",
         f"{_IMAGES} Scale or shift that are not constants of one number per channel.",
         "diffusion",
     ),
     FusionRule(
         "skip_group_norm",
         "SkipGroupNorm",
-        "A normalization of groups of channels of x + skip, with or without x · sigmoid(x) behind it",
+        "A normalization of groups of channels of x + skip, with or without x · sigmoid(x) after it",
         f"{_IMAGES} Unknown sizes; a skip that is neither of the size of x nor one number per image and channel.",
         "diffusion",
     ),

@@ -125,7 +125,7 @@ class NodeBuilder:
         """Raise `error` if the model's opset is too low for a form; `form` describes it in the message."""
         if self.opset < opset:
             raise self.error(
-                f"{form} needs ai.onnx opset {opset}, and the model imports {self.opset}; raise it with"
+                f"{form} needs ai.onnx opset {opset}, but the model imports {self.opset}; raise it with"
                 " onnx.version_converter, or export the model again"
             )
 

@@ -146,7 +146,7 @@ def _converted(case: _Case, opset: int) -> _Form | str:
         return f"onnx's converter: {one_line(cause).rpartition('failed: ')[2][:120]}"
     nodes = [node for node in converted.node if node.op_type != "Constant"]
     if len(nodes) != 1:
-        return "onnx's converter: it takes several nodes"
+        return "onnx's converter: it replaces the op with several nodes"
     original = {t.name for t in model.graph.initializer}
     constants = {t.name: t for t in converted.initializer if t.name not in original}
     constants.update({node.output[0]: node.attribute[0].t for node in converted.node if node.op_type == "Constant"})
@@ -170,7 +170,7 @@ def _corrected(case: _Case, form: _Form) -> _Form | str:
     The converter adds no attributes for the way in which images were resized before Resize had them.
     """
     if not case.typed and any(tensor.data_type == TensorProto.FLOAT for tensor in form.constants):
-        return "the type of what it reads is not known"
+        return "the type of its input is not known"
     node = clone(form.node)
     if case.node.op_type == "Clip":  # drop bounds beyond float32, which would be infinite in a smaller type
         kept = {t.name for t in form.constants if np.abs(to_array(t)) < np.finfo(np.float32).max}
@@ -182,7 +182,7 @@ def _corrected(case: _Case, form: _Form) -> _Form | str:
     nearest = text_attribute(node, "mode", "nearest") == "nearest"
     scales = case.constants.get(_SCALES)
     if nearest and case.node.op_type == "Resize" and (scales is None or (scales < 1).any()):
-        return "a nearest pixel of a smaller image was chosen by each runtime in its way"
+        return "runtimes chose the nearest pixel of a smaller image in different ways"
     set_attribute(node, "coordinate_transformation_mode", "asymmetric")
     if nearest:
         set_attribute(node, "nearest_mode", "floor")
@@ -201,7 +201,7 @@ def _rowwise(case: _Case) -> _Form | str:
     """
     shape, axis, node = case.shapes["x0"], int_attribute(case.node, "axis", 1), clone(case.node)
     if shape is None:
-        return "the rank of what it reads is not known"
+        return "the rank of its input is not known"
     wide = [place for place in range(len(shape))[axis:] if shape[place] != 1]
     if len(wide) > 1 and sum(shape[place] is None for place in wide) > 1:
         return "it is over several axes of unknown sizes"

@@ -66,7 +66,7 @@ def at_opset(
         best, obstacles = _best(view, kernels)
         if best is not view:
             return best, (_compared(view, best.opset, kernels),)
-        message = f"opset {current} stays: no other one serves more of the model without serving some of it less"
+        message = f"opset {current} stays: no other opset supports more of the model without supporting some of it less"
         finding = Finding("opset", "ai.onnx", "; ".join((message, *obstacles[:3])))
         return view, (finding,) if opset is not None or obstacles else ()
     moved = moved_to(view, opset)
@@ -150,7 +150,7 @@ def _best(view: View, kernels: _KernelCheck) -> tuple[View, list[str]]:
         coverage = kernels.coverage(relabeled(view, opset))
         gained, lost, served = _improved(own, coverage), _improved(coverage, own), sum(times for _, times in coverage)
         if gained and lost:
-            mixed = f"serves {', '.join(gained)} better, but not {', '.join(lost)}"
+            mixed = f"supports {', '.join(gained)} better, but {', '.join(lost)} less"
             obstacles.setdefault(mixed, f"opset {opset} {mixed}")
         elif served > most:  # then nothing is lost
             move = moved_to(view, opset)
@@ -165,9 +165,9 @@ def _compared(view: View, opset: int, kernels: _KernelCheck) -> Finding:
     before, after = kernels.coverage(view), kernels.coverage(relabeled(view, opset))
     parts = [f"opset {view.opsets['']} became {opset}"]
     if gained := _improved(before, after):
-        parts.append(f"the target serves {', '.join(gained)} better")
+        parts.append(f"the target supports {', '.join(gained)} better")
     if lost := _improved(after, before):
-        parts.append(f"it no longer serves {', '.join(lost)} as well")
+        parts.append(f"it no longer supports {', '.join(lost)} as well")
     return Finding("opset", "ai.onnx", "; ".join(parts))
 
 
@@ -197,7 +197,7 @@ def moved_to(view: View, opset: int) -> View | str:
     if current < versions.OLDEST_SOURCE:
         return f"opset {current} is older than {versions.OLDEST_SOURCE}"
     if view.model.proto.training_info:
-        return "it carries its training, which states opsets of its own"
+        return "it contains training information, which has opsets of its own"
     try:
         view = View.of(inlined(view.model)) if view.model.proto.functions else view
     except ModelError as error:
@@ -221,7 +221,7 @@ def moved_to(view: View, opset: int) -> View | str:
             return View.of(moved)
     except ModelError as error:
         refusal = error
-    return f"onnx refuses it there: {one_line(refusal)[:120]}"
+    return f"onnx rejects it there: {one_line(refusal)[:120]}"
 
 
 def _changes(view: View, opset: int) -> list[Replacement] | str:
@@ -256,16 +256,16 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
     if any(low < changed <= high for changed in versions.MEANING_CHANGES.get(node.op_type, ())):
         return f"means something else at opset {opset}"
     if node.op_type == "Split" and low < versions.FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
-        return "has to say there into how many parts"
+        return "must give the number of parts there"
     value_of = onnx.helper.get_attribute_value
     for attribute in [attribute for attribute in node.attribute if attribute.name not in new.attributes]:
         default = old.attributes[attribute.name].default_value if attribute.name in old.attributes else None
         if default is None or not default.name or value_of(default) != value_of(attribute):
-            return f"states {attribute.name}, which is not one of its attributes there"
+            return f"has {attribute.name}, which is not one of its attributes there"
         set_attribute(node, attribute.name)
     if len(node.input) > new.max_input or len([o for o in node.output if o]) > new.max_output:
         return "has more inputs or outputs than it has there"
     missing = [
         n for n, attribute in new.attributes.items() if attribute.required and n not in {s.name for s in node.attribute}
     ]
-    return f"lacks {missing[0]}, which it needs there" if missing else None
+    return f"lacks {missing[0]}, which is required there" if missing else None

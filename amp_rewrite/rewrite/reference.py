@@ -60,7 +60,7 @@ def run(
         with np.errstate(all="ignore"):
             return [_evaluated(evaluator, feed, result, opsets, limit) for feed in feeds]
     except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise all kinds of errors on operands that do not fit
-        return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
+        return f"onnx's reference evaluator cannot run it: {one_line(cause)[:120]}"
 
 
 @cache
@@ -84,7 +84,7 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
     for node in evaluator.rt_nodes_:
         operands = [values[name] for name in node.input]
         if _differs(node, operands, opsets):
-            raise ValueError(f"it runs {node.op_type} otherwise than runtimes")
+            raise ValueError(f"it computes {node.op_type} differently from runtimes")
         remaining -= math.ceil(_elements(node, operands, opsets) * _relative_width(node, operands, opsets))
         if remaining < 0:
             raise ValueError(f"{node.op_type} would compute more than {limit} elements")

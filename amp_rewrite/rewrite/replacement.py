@@ -120,7 +120,7 @@ def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
     """Return the reason why ops stay separate at an opset that lacks the operator of a newer one."""
     newer = f"--opset auto, unless others lose a kernel at opset {first}"
     faster = (
-        f"opset {first} has one, at which other ops lose a kernel" if context.opset_chosen else f"faster with {newer}"
+        f"opset {first} has one, but other ops lose a kernel there" if context.opset_chosen else f"faster with {newer}"
     )
     return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
 
@@ -130,7 +130,7 @@ def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
     replacements = [o for o in outcomes if isinstance(o, Replacement)]
     own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != CONSTANT]
     names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == CONSTANT)
-    folded = Finding("fused", "constants", f"computed now, to the same bits as at run time: {names}")
+    folded = Finding("fused", "constants", f"computed ahead of time, to the same bits as at run time: {names}")
     fused = dict.fromkeys(finding for each in own for finding in each)
     return (*fused, *([folded] if names else []), *_refused(view, outcomes))
 

@@ -27,9 +27,9 @@ _MAJOR, _MINOR = 75, 76
 _NAME = 96  # bytes; longer than any name
 # Messages for the CUresult codes of the CUDA driver API that have a remedy.
 _MESSAGES = {
-    100: "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
+    100: "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the container a GPU",
     802: "the GPUs are not yet initialized; start nvidia-fabricmanager",
-    803: "the NVIDIA driver's library is of another version than its kernel module; restart the machine",
+    803: "the NVIDIA driver's library and its kernel module have different versions; restart the machine",
     804: "the NVIDIA driver is too old for the CUDA compatibility package that is installed; update the driver",
 }
 
@@ -68,7 +68,7 @@ def hardware(load: Loader = ctypes.CDLL) -> Hardware:
     version = _query(library.cuDriverGetVersion)
     cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
     if code := library.cuInit(0):
-        return Hardware((), cuda, _MESSAGES.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+        return Hardware((), cuda, _MESSAGES.get(code, f"the NVIDIA driver does not start: cuInit returns {code}"))
     gpus = tuple(_gpu(library, index) for index in range(_query(library.cuDeviceGetCount)))
     return Hardware(gpus, cuda, None if gpus else _MESSAGES[100])
 
@@ -97,7 +97,7 @@ def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
     gpu, (major, minor) = machine.gpus[device], FAST_FROM[to]
     if gpu.capability >= (major, minor):
         return None
-    return f"{to.spelling} is fast from compute capability {major}.{minor} on, and this GPU has less: {gpu}"
+    return f"{to.spelling} is fast from compute capability {major}.{minor} on, but this GPU has less: {gpu}"
 
 
 def main_memory() -> int:

@@ -72,7 +72,7 @@ def installation_fault(installed: Sequence[Package]) -> InstallationFault | None
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))
         return InstallationFault(
-            f"{listed} are installed over each other, and one of them is broken by that",
+            f"{listed} overwrite each other's files, and one of them is broken",
             f"{uninstall(*names)}; {install(installed[0].name)}",
         )
     for package in installed:
@@ -226,7 +226,7 @@ def check_providers(providers: Sequence[str]) -> None:
 # -- errors --------------------------------------------------------------------------------------------
 
 
-NO_KERNEL = "emulate(model) runs what no kernel of the CPU does"
+NO_KERNEL = "emulate(model) runs ops that have no CPU kernel"
 """The remedy for a valid op that the CPU provider has no kernel for in its type."""
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
@@ -244,8 +244,8 @@ def model_errors(what: str) -> Iterator[None]:
 
 
 _DEFAULT_REMEDIES = {
-    "open": "`amp-rewrite report MODEL` shows what it is made of",
-    "run": "check what is fed against the model's inputs",
+    "open": "`amp-rewrite report MODEL` shows its ops and types",
+    "run": "check the data against the model's inputs",
 }
 _NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"
 _REMEDY_BY_PATTERN = {
@@ -254,8 +254,8 @@ _REMEDY_BY_PATTERN = {
     "No opset import for domain": "add it to opset_import",
     "Could not find an implementation|Kernel not found": NO_KERNEL,
     "official support for domain|is under development": _NEWER,
-    "provider option": "check it against onnxruntime's page of that provider, or leave it out",
-    "graph (capture )?feature as requested by the user as ": "leave the CUDA graph out (cuda_graph, enable_cuda_graph)",
+    "provider option": "see onnxruntime's page about that provider, or leave it out",
+    "graph (capture )?feature as requested by the user as ": "turn CUDA graphs off (cuda_graph, enable_cuda_graph)",
     "max supported IR version": "install a newer onnxruntime, or export the model again for an older one",
 }
 """Remedies by a pattern in the message of onnxruntime."""

@@ -36,8 +36,8 @@ def in_subprocess(program: str, *arguments: str, subject: str = "onnxruntime", s
         name = signal.strsignal(-done.returncode)
         raise MachineError(f"{subject} ended the process with signal {-done.returncode} ({name})")
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise MachineError(f"{subject} cannot be asked, the process ended with {done.returncode}: {last[:300]}")
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise MachineError(f"{subject} did not answer: the process ended with {done.returncode}: {last[:300]}")
     return done.stdout
 
 
@@ -70,7 +70,7 @@ def query_hardware() -> Hardware:
     """Query the GPUs of this machine in a subprocess; a crash or a hang counts as a missing driver."""
     answer = _answer("gpu", "hardware", "the NVIDIA driver")
     if failure := answer.get("failure"):
-        return Hardware(absence=f"{failure}; restart the machine, or install the driver anew")
+        return Hardware(absence=f"{failure}; restart the machine, or reinstall the driver")
     gpus = tuple(Gpu(gpu["name"], (*gpu["capability"],), gpu["memory"]) for gpu in answer["gpus"])
     return Hardware(gpus, answer["cuda"] and (*answer["cuda"],), answer["absence"])
 

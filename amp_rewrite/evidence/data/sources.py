@@ -71,7 +71,7 @@ FORMS = (
 def _called(data: Callable[[], object]) -> Iterator[object]:
     batches = data()
     if not isinstance(batches, Iterable) or isinstance(batches, Mapping) or is_array(batches):
-        raise FeedError(f"the function for batches gave {type(batches).__qualname__}; let it yield batches")
+        raise FeedError(f"the function for batches returned {type(batches).__qualname__}; make it yield batches")
     return iter(batches)
 
 

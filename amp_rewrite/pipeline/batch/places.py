@@ -52,7 +52,7 @@ def _store_errors(place: Path, verb: str) -> Iterator[None]:
         raise ModelError(f"cannot {verb} {name_of(place)}: there is no such file; name another") from cause
     except Exception as cause:  # packages for stores have their own error classes
         reason = one_line(cause) or type(cause).__name__
-        raise ModelError(f"cannot {verb} {name_of(place)}: {reason}; see that it may be reached") from cause
+        raise ModelError(f"cannot {verb} {name_of(place)}: {reason}; check that it can be reached") from cause
 
 
 # -- single files ------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
                 shutil.copyfileobj(file, out, _CHUNK)
     except OSError as cause:
         raise ModelError(
-            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; allow it, or leave it out"
+            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; allow it, or omit it"
         ) from cause
 
 
@@ -206,7 +206,7 @@ def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
         base = Path(*path.parts[:plain])
         files = [file for file in base.glob(str(Path(*path.parts[plain:]))) if not _special(file)]
         if not files:
-            raise ModelError(f"no file matches {word!r}; see that it is spelled as the files are")
+            raise ModelError(f"no file matches {word!r}; check its spelling")
     return base, [(file, file.relative_to(base)) for file in sorted(files)]
 
 
@@ -221,7 +221,7 @@ def _below(folder: Path) -> list[Path]:
 
 def _unreadable(cause: OSError) -> NoReturn:
     reason = cause.strerror or cause
-    raise ModelError(f"cannot read the folder {cause.filename}: {reason}; allow it, or name other folders") from cause
+    raise ModelError(f"cannot read the folder {cause.filename}: {reason}; make it readable, or name others") from cause
 
 
 def _special(path: Path) -> bool:

@@ -18,7 +18,7 @@ from amp_rewrite.errors import AmpRewriteError, MachineError, one_line
 J = TypeVar("J")
 R = TypeVar("R")
 
-_KILLED = "the process that converted it was killed; it may need more memory than there is"
+_KILLED = "the process that converted it was killed; it may need more memory than is available"
 _INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
 

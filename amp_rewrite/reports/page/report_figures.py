@@ -162,8 +162,8 @@ def marked_graph(
 ) -> Figure:
     """Return the newer model as a graph with its changes; see `graph`."""
     lead = (
-        f"{short(report.model.name)} from input to output, in folded scopes that are open where ops changed; what was"
-        " removed stands in the table. Choose an op to see what changed, and why."
+        f"{short(report.model.name)} from input to output, in folded scopes, open where ops changed; removed ops"
+        " are in the table. Choose an op to see what changed, and why."
     )
     figure = graph(report, view, changes, frozenset(added))
     return Figure(figure.name, "Graph with the changes", lead, figure.drawing, figure.data)

@@ -114,7 +114,7 @@ def _operand_mismatch(queries: Dims, keys: Dims, values: Dims, groups: int) -> s
         if None in sizes or len(set(sizes)) > 1:
             return f"its queries, keys and values are not known to agree in {axis}"
     if keys[1] != values[1] or keys[2] != values[2] or keys[2] is None:
-        return "its keys and values are not known to be as many"
+        return "its keys and values are not known to be equal in number"
     return None
 
 

@@ -261,7 +261,7 @@ class _BiasMover:
             changes.append("that of its values is added behind its projection")
             stored = self._stored(self.projection)
             if not all(float(np.abs(array).max(initial=0)) <= to.max for array in stored.values()):
-                return f"the bias behind its projection would leave the range of {to.spelling}"
+                return f"the bias after its projection would leave the range of {to.spelling}"
             stem = self.last.node.output[0]
             names = {w: new.constant(f"{stem}_{w}", array.astype(np.float32)) for w, array in stored.items()}
             *zeroing, product, node = nodes = self._nodes(self.projection, new, names)

@@ -123,7 +123,7 @@ def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement
             yield _with_term(view, "selected", fill, ("bounded", bounded), _BOUNDED)
 
 
-_MOVED = "a position bias far from 0 · less what it adds to the best key of each row, which a softmax does not see"
+_MOVED = "a position bias far from 0 · less its share in the best key of each row, which does not change a softmax"
 _BOUNDED = (
     f"a mask added to scores before a softmax: its fill becomes {NEGLIGIBLE:g}, with the same result in every type"
 )

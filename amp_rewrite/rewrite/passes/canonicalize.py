@@ -307,7 +307,7 @@ def _objection(to: DType, target: Target, excluded: Collection[_Key], view: View
     if matched_ops:
         return f"a pattern names {view.ops[matched_ops[0]].name}"
     if fusion.kind == ATTENTION and target.family == Target.TENSORRT:
-        return "TensorRT fuses attention from its parts, so it stays written out"
+        return "TensorRT itself fuses attention from its parts, so it stays written out"
     kernels = target.kernels
     if fusion.kind == GROUP_NORM and kernels is None:
         return "the target may have a kernel for it"

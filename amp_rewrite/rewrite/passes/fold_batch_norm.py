@@ -73,7 +73,7 @@ def _obstacle(view: View, linear: Op, norm: Op) -> str | None:
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it is in training mode"
     if view.opset < FIRST_INFERENCE_BATCH_NORM:
-        return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
+        return f"opset {view.opsets.get('', 1)} has a different BatchNormalization"
     if not is_only_reader(view, linear.outputs[0], norm):
         return f"other ops read the result of {linear.name}, or it is in another graph"
     if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.operands):

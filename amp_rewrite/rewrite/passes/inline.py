@@ -114,7 +114,7 @@ def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[F
         return view, ()
     if request.target == Target.WEBGPU:  # the runtime would run them on the CPU
         chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
-        note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
+        note = "no WebGPU kernel, only one for the CPU; inlined, the ops of its function body run on the GPU"
     else:
         plain = Request(to=request.to, lists=request.lists, target=Target.ONNX, safety="none")
         coloring = paint(Problem(view, plain))

@@ -89,7 +89,7 @@ def _norm(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     captured = cluster.values
     epsilon = number(view, captured.get("guard"))
     if epsilon is None:
-        return "its epsilon is not one constant number that is added below the root"
+        return "its epsilon is not one constant number added inside the root"
     if "scale" not in captured:
         return "no scale follows, and the operator wants one"
     weights = tuple(captured[name] for name in ("scale", "bias") if name in captured)
@@ -106,7 +106,7 @@ def _reduction_obstacle(view: View, cluster: Cluster, rank: int) -> str | None:
     """Return why the reductions of a cluster do not reduce and keep the last axis; None if they do."""
     for op in (op for op_id in cluster.ops if (op := view.ops[op_id]).kind in _REDUCTIONS):
         if op.kind == "GlobalAveragePool" or list(axes_of(view, op)) not in ([-1], [rank - 1]):
-            return "it is not over the last axis alone"
+            return "it is not over the last axis only"
         if not int_attribute(op.node, "keepdims", 1):
             return "it drops the axis that it reduces"
     return None

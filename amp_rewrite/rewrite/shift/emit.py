@@ -82,7 +82,7 @@ def refusal(view: View) -> str | None:
     """Return why a model cannot be shifted; None if it can."""
     proto = view.model.proto
     if proto.training_info:
-        return "the model carries its training"
+        return "the model contains training information"
     if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return "its weights are inputs (IR version 3)"
     for op in view.ops:

@@ -106,7 +106,7 @@ def test_a_model_that_is_written_to_while_it_is_loaded_is_refused(
         return found
 
     monkeypatch.setattr(wire, "lightened", slow)
-    with pytest.raises(ModelError, match=r"m\.onnx was written to while it was read; load it again$"):
+    with pytest.raises(ModelError, match=r"m\.onnx changed while it was read; load it again$"):
         Model.load(path)
 
 

@@ -69,7 +69,7 @@ ok: 3 values compared in 1 output and 1 batch
 """
 
 
-LOST = "2 of 3 values are NaN or infinite where the reference is finite"
+LOST = "2 of 3 values are NaN or infinite where those of the reference are finite"
 
 
 FAILED = f"""\

@@ -124,7 +124,7 @@ BOTH = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"}
         ({}, {"failure": "x"}, "not installed"),
         ({}, PLAIN, "onnxruntime 1.31.1 is built without CUDA"),
         ({"onnxruntime": "1.31.1"}, PLAIN, "onnxruntime 1.31.1 is built without CUDA"),
-        (BOTH, TOLD, "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 are installed over each other, and one of them is"),
+        (BOTH, TOLD, "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 overwrite each other's files, and one of them is"),
         ({"onnxruntime-gpu": "1.31.1"}, {"failure": "it died"}, "onnxruntime-gpu 1.31.1: it died"),
     ],
 )

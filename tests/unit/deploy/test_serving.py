@@ -30,7 +30,7 @@ MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 8] x) => (float[
 NO_GPU = Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
 T4 = Hardware((Gpu("Tesla T4", (7, 5)),), (13, 0))
 CLOSED = (
-    "CUDAExecutionProvider does not open, libcublas.so.13 cannot be loaded; `amp-rewrite doctor` tells what is missing"
+    "CUDAExecutionProvider does not open, libcublas.so.13 cannot be loaded; `amp-rewrite doctor` shows what is missing"
 )
 ANYWAY = "; ignore_performance=True converts it anyway"
 
@@ -90,7 +90,7 @@ def test_without_a_policy_a_model_runs_as_it_is_and_with_one_as_converted() -> N
         (
             T4,
             {"policy": "mixed_bfloat16"},
-            "bfloat16 is fast from compute capability 8.0 on, and this GPU has less: Tesla T4, compute capability"
+            "bfloat16 is fast from compute capability 8.0 on, but this GPU has less: Tesla T4, compute capability"
             f" 7.5{ANYWAY}",
         ),
         (T4, {"providers": [(CUDA, {"device_id": 2}), CPU]}, f"there is no GPU 2, only 1{ANYWAY}"),
@@ -147,7 +147,7 @@ def test_a_converted_model_that_does_not_open_is_replaced_by_the_one_given() -> 
     session = quietly(mlp(), policy="mixed_bfloat16", ignore_performance=True)
     assert len(session.notes) == 1
     assert session.notes[0].startswith(
-        f"the model is not converted and runs as it is, on {CPU}: what was converted does not open (onnxruntime"
+        f"the model is not converted and runs as it is, on {CPU}: the converted model does not open (onnxruntime"
         " cannot open the model: Could not find an implementation for MatMul"
     )
     assert (session.converted, session.report) == (False, None)
@@ -165,7 +165,7 @@ def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> Non
     assert str(error.value) == (
         "policy 'float16' does not keep results in float32; use mixed_float16, and io='low' for low inputs and outputs"
     )
-    with pytest.raises(PolicyError, match=r"^device '-1' is not a GPU's number; count from 0$"):
+    with pytest.raises(PolicyError, match=r"^device '-1' is not a valid GPU number; count from 0$"):
         Session(mlp(), providers=[(CUDA, {"device_id": -1}), CPU])
 
 
@@ -249,7 +249,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Pa
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=tmp_path / "file")
     assert session.converted
     assert session.notes == (
-        f"the model is converted anew each time: {tmp_path}/file/v1: Not a directory; name a folder that can be"
+        f"the model is converted again each time: {tmp_path}/file/v1: Not a directory; name a folder that can be"
         " written",
     )
 
@@ -278,7 +278,7 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
         ({"ignore_performance": "no"}, "ignore_performance='no' is str; give True, False or None"),
         ({"cuda_graph": 2}, "cuda_graph=2 is int; give True or False"),
         ({"providers": CPU}, f"providers={CPU!r} is str; give a list or None"),
-        *(({"providers": wrong}, f"providers={wrong!r} names no provider; {NAMES}") for wrong in WRONG),
+        *(({"providers": wrong}, f"providers={wrong!r} lists no provider; {NAMES}") for wrong in WRONG),
         ({"cache": 3}, "cache=3 is int; give a Cache, a string, a path, True, False or None"),
     ],
 )

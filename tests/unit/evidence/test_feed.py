@@ -167,8 +167,8 @@ def test_a_later_batch_that_does_not_fit_is_named_by_its_number(tmp_path: Path) 
             " mapping from input names to arrays",
         ),
         ([[1.0, "2"]], f"batch 0 is list; {A_BATCH}"),
-        (lambda: BATCH, "the function for batches gave dict; let it yield batches"),
-        (lambda: 7, "the function for batches gave int; let it yield batches"),
+        (lambda: BATCH, "the function for batches returned dict; make it yield batches"),
+        (lambda: 7, "the function for batches returned int; make it yield batches"),
         (lambda: iter([]), "<lambda>(): the data contain no batch; give at least one"),
     ],
 )

@@ -225,7 +225,7 @@ def test_ops_are_matched_by_structure_where_names_differ_and_by_shapes() -> None
         ),
         (
             parsed("[up] p = Mul (x, a) [down] y = Mul (p, a)", "(float[3] x, float a) => (float[3] y)"),
-            "the candidate has an input 'a', and the reference has none of that name",
+            "the candidate has an input 'a', but the reference does not",
         ),
     ],
 )

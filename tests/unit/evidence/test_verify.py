@@ -128,17 +128,17 @@ def test_swapped_outputs_and_outputs_without_elements_fail() -> None:
     crossed = model("z = Relu (x) y = Neg (x)", y="float[2,3] y, float[2,3] z")
     assert not verify(a, crossed, X, **CLOSE).ok
     turned = model(two, y="float[2,3] z, float[2,3] y")
-    assert verify(a, turned, X, **CLOSE).because == "the candidate gives its outputs in another order: 'z', 'y'"
+    assert verify(a, turned, X, **CLOSE).because == "the candidate returns its outputs in a different order: 'z', 'y'"
     none = model("y = Compress (x, c)", y="float[N] y", constants="bool[1] c = {0}")
     assert verify(none, none, X, rtol=1.0).because == (
-        "output 'y': in no batch was there a value to compare; feed data that gives some"
+        "output 'y': no batch had a value to compare; use data that produces one"
     )
 
 
 def test_nan_on_both_sides_fails_unless_it_is_asked_for_and_said() -> None:
     nan = model("y = Sqrt (x)")
     assert verify(nan, nan, X, rtol=1.0).because == (
-        "output 'y', batch 0: 1 of 6 values are NaN on both sides, which shows nothing"
+        "output 'y', batch 0: 1 of 6 values are NaN on both sides, which proves nothing"
     )
     verdict = verify(nan, nan, X, rtol=0.0, equal_nan=True)
     assert (verdict.ok, verdict.notes) == (True, ("NaN on both sides counts as equal",))
@@ -147,7 +147,8 @@ def test_nan_on_both_sides_fails_unless_it_is_asked_for_and_said() -> None:
 @pytest.mark.skipif(cuda_opens(), reason="CUDA rounds")
 def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_session() -> None:
     verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10)
-    assert verdict.because == "output 'y', batch 0: 2 of 6 values are NaN or infinite where the reference is finite"
+    lost = "2 of 6 values are NaN or infinite where those of the reference are finite"
+    assert verdict.because == f"output 'y', batch 0: {lost}"
     plain = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10, emulate=False)
     assert (plain.ok, plain.candidate.as_) == (True, f"float16 on {CPU}")
     assert plain.notes == (
@@ -168,7 +169,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
     with pytest.raises(ModelError) as refused:
         verify(RELU, RELU, X, rtol=1.0)
     assert str(refused.value) == (
-        f"the reference: {CUDA} does not open here; use provider={CPU!r}, or install what it needs"
+        f"the reference: {CUDA} cannot be used here; use provider={CPU!r}, or install what it needs"
     )
 
 
@@ -246,11 +247,11 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [
-        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite where the reference is finite"),
-        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite where the reference is finite"),
+        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite where those of the reference are finite"),
+        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite where those of the reference are finite"),
         (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite, and differ"),
         (f32(INF), f32(-INF), "1 of 1 values are not finite, and differ"),
-        (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which shows nothing"),
+        (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which proves nothing"),
         (f32(NAN), f32(INF), "1 of 1 values are not finite, and differ"),
         (np.zeros((2, 3)), np.zeros((3, 2)), "the shape is [2, 3] in the reference and [3, 2] here"),
         (np.zeros(1), np.zeros(()), "the shape is [1] in the reference and [] here"),
@@ -327,7 +328,7 @@ def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(PolicyError) as refused:
         compare(np.zeros(shape), np.zeros(shape), criterion(metric="top1=1"))
     assert str(refused.value) == (
-        f"top1 needs two classes or more along the last axis, and the shape is {list(shape)}; choose another metric,"
+        f"top1 needs two classes or more along the last axis, but the shape is {list(shape)}; choose another metric,"
         " or the outputs that hold classes"
     )
 

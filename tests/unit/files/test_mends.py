@@ -117,7 +117,7 @@ MENDED: Sequence[tuple[str, ModelProto]] = (
         model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
     ),
     ("value_info contradicts the graph's declaration", model(lambda m: declare(m, "x", 5, 16))),
-    ("not in the order in which they run", model(lambda m: m.graph.node.reverse())),
+    ("not sorted topologically", model(lambda m: m.graph.node.reverse())),
     ("bodies repeat initializers", model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES)),
     ("the last entry is kept", model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"])),
     ("foo opset 0, which no node uses", model(lambda m: m.opset_import.add(domain="foo", version=0))),

@@ -155,11 +155,11 @@ def test_a_file_in_the_folder_is_read_from_the_offset_on(folder, location):
 @pytest.mark.parametrize(
     ("location", "fact"),
     [
-        ("/etc/hostname", "leaves the model's folder; put the file there"),
-        ("../outside.bin", "leaves the model's folder; put the file there"),
-        ("..\\outside.bin", "leaves the model's folder; put the file there"),
-        ("C:\\w.bin", "leaves the model's folder; put the file there"),
-        ("link", "leaves the model's folder"),
+        ("/etc/hostname", "outside the model's folder; put the file there"),
+        ("../outside.bin", "outside the model's folder; put the file there"),
+        ("..\\outside.bin", "outside the model's folder; put the file there"),
+        ("C:\\w.bin", "outside the model's folder; put the file there"),
+        ("link", "out of the model's folder"),
         ("pipe", "is not a regular file"),
         ("folder", "is not a regular file"),
         ("missing.bin", "No such file or directory"),
@@ -180,7 +180,7 @@ def test_a_location_that_leaves_the_folder_or_is_no_file_is_refused(folder, loca
         ((8000,), {"offset": -4}, "has the offset '-4', which is not a byte count"),
         ((8000,), {"length": "9" * 5000}, "has the length"),
         ((-8000,), {}, "has negative dims"),
-        ((1 << 62, 1 << 62), {}, "more elements than any file holds"),
+        ((1 << 62, 1 << 62), {}, "more elements than any file can hold"),
     ],
 )
 def test_bytes_that_do_not_fit_are_refused(folder, dims, entries, fact):

@@ -166,6 +166,6 @@ def test_the_data_of_a_program_is_never_replaced(tmp_path):
     (tmp_path / "w.bin").write_bytes(weight)
     facts = {"shape": ir.Shape([65, 64]), "name": "w", "base_dir": tmp_path}
     tensor = ir.ExternalTensor("w.bin", 0, len(weight), ir.DataType(TensorProto.FLOAT), **facts)
-    with pytest.raises(ModelError, match="still read from it; name another"):
+    with pytest.raises(ModelError, match="still reads weights from it; name another"):
         convert(program(tensor)).save(tmp_path / "w.bin", overwrite=True)
     assert (tmp_path / "w.bin").read_bytes() == weight

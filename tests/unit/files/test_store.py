@@ -256,7 +256,7 @@ def test_a_file_that_weights_are_read_from_is_never_replaced(tmp_path, file):
     scatter(model(), tmp_path / "m.onnx")
     before = files(tmp_path)
     found = Model.load(tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match=f"{file}: weights of the model are still read from it; name another"):
+    with pytest.raises(ModelError, match=f"{file}: the model still reads weights from it; name another"):
         found.save(tmp_path / file, overwrite=True)
     assert files(tmp_path) == before
 

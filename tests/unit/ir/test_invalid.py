@@ -18,7 +18,7 @@ from amp_rewrite.ir.view import in_order
 from suites.hostile.test_hostile import INVALID, LIES
 from support.corpus import exported, text_model
 
-UNMADE = "which nothing before it produces: the graph is cyclic, unsorted, or lacks an input"
+UNMADE = "which nothing before it produces: the graph has a cycle, is unsorted, or lacks an input"
 SAID = {
     "a cycle": f"node 'Add_0' (Add) reads 'c', {UNMADE}",
     "an input that nothing makes": f"node 'Add_0' (Add) reads 'nothing', {UNMADE}",
@@ -41,10 +41,10 @@ SAID = {
     "Constant without value": "node 'Constant_1' (Constant) holds no value; export it again",
     "SequenceEmpty of strings": "node 'SequenceInsert_1' (SequenceInsert): inputs 0 and 1 must have one element type, "
     "but they are seq(string) and float32; the model is invalid",
-    "a reference outside a function": "node 'Softmax_1' (Softmax) has the attribute 'axis' refer to one of a function, "
-    "but stands in none; state its value",
-    "an unknown element type": "tensor 'w' has the unknown element type 99; a newer amp-rewrite may know it",
-    "no element type": "initializer 'w' states no element type; export the model again",
+    "a reference outside a function": "node 'Softmax_1' (Softmax) refers with 'axis' to an attribute of a "
+    "function, but is not in a function; give its value",
+    "an unknown element type": "tensor 'w' has the unknown element type 99; try a newer amp-rewrite",
+    "no element type": "initializer 'w' has no element type; export the model again",
 }
 
 
@@ -67,7 +67,7 @@ def test_a_scale_that_is_no_factor_of_a_size_is_refused(scale: str) -> None:
     held = {"at": np.array([0]), "end": np.array([1]), "axis": np.array([2])}
     held["scales"] = np.array([1, 1, float(scale), 1], np.float32)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
-    with pytest.raises(ModelError, match=r"node 'Resize_0' \(Resize\) has the scale .*; state a positive number"):
+    with pytest.raises(ModelError, match=r"node 'Resize_0' \(Resize\) has the scale .*; give a positive number"):
         convert(model)
 
 
@@ -122,11 +122,14 @@ REFUSED = [
         owner("If", "c", then_branch=BRANCH),
         "node 'If' (If) breaks its schema: Required attribute 'else_branch' is miss",
     ),
-    (owner("If", "c", then_branch=BRANCH, else_branch=None), "has the attribute 'else_branch' hold nothing; export it"),
+    (
+        owner("If", "c", then_branch=BRANCH, else_branch=None),
+        "has the attribute 'else_branch' without a value; export it",
+    ),
     (owner("If", "c", then_branch=BRANCH, else_branch=1), "Mismatched attribute type in 'If : else_branch'. Expected"),
     (
         owner("If", "c", then_branch=SHADOWING, else_branch=BRANCH),
-        "graph 'If/then_branch/': initializer 'x' has the name of a value outside, and runtimes disagree",
+        "graph 'If/then_branch/': initializer 'x' has the name of an outer value, and runtimes disagree",
     ),
     (left_out(), "lacks input 0; add it"),
     (importing(("", 0)), "the model imports ai.onnx opset 0, but onnx"),
@@ -135,9 +138,9 @@ REFUSED = [
         "the model imports my opset 0, which does not exist; correct it",
     ),
     (importing(("", 21), ("ai.onnx", 20)), "the model imports ai.onnx opsets 21 and 20; keep one"),
-    (fed(None), "input 'x' states no element type; declare a known one, or export the model again"),
-    (fed(0), "input 'x' states no element type; declare a known one"),
-    (fed(99), "input 'x' states the unknown element type 99; declare a known one, or export the model again"),
+    (fed(None), "input 'x' has no element type; declare one, or export the model again"),
+    (fed(0), "input 'x' has no element type; declare one"),
+    (fed(99), "input 'x' has the unknown element type 99; declare one, or export the model again"),
 ]
 
 
@@ -198,7 +201,7 @@ def test_edges_from_one_iteration_to_the_next_are_marked_and_no_part_of_the_flow
 )
 def test_a_body_with_fewer_outputs_than_its_op_needs_is_refused(node: str, least: int) -> None:
     text = f'<ir_version: 8, opset_import: ["": 17]> g (bool c, int64 n, float[2] x) => (float[2] y) {{ {node} }}'
-    with pytest.raises(ModelError, match=rf"needs {least} outputs of its \w+, which has {least - 1}; export it again$"):
+    with pytest.raises(ModelError, match=rf"needs {least} outputs of its \w+, which has {least - 1}; export"):
         View.of(Model(onnx.parser.parse_model(text)))
 
 

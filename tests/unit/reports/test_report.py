@@ -385,7 +385,7 @@ def test_explain_walks_to_the_root_and_ends_even_in_a_circle() -> None:
 def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
     view = View.of(Model(model(SCORER, w=(16, 16), v=(16, 4))))
     plain_model = report_of(view)
-    undecided = "encoder (MatMul) is float32 in the model; nothing has decided about it yet\n"
+    undecided = "encoder (MatMul) is float32 in the model; its new type is not decided yet\n"
     assert str(explained(plain_model, ["encoder"])) == undecided
     assert str(explained(plain_model, ["h"], view)) == undecided
     with pytest.raises(PatternError, match="'w' is a weight; explain an op that reads it"):

@@ -164,7 +164,7 @@ def test_explain_takes_types_inputs_outputs_and_several_names() -> None:
     converted = convert(net())
     alike = explain(converted, "Softmax").text()
     assert alike.startswith("soft (Softmax) is float32: ")
-    assert alike.replace("    and 1 more alike: tail\n", "", 1) == explain(converted, "soft").text() != alike
+    assert alike.replace("    and 1 more like it: tail\n", "", 1) == explain(converted, "soft").text() != alike
     assert explain(converted, "op=Softmax").text() == alike
     of_input = explain(converted, "x")
     assert of_input.text() == f"x is an input of the model, float32, read by\n{explain(converted, 'first')}"

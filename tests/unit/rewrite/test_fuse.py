@@ -72,15 +72,15 @@ PLAIN = "float[2,4] x"
         (NORMED, 16, PLAIN, f"opset 16 has no LayerNormalization · {AUTO} 17"),
         (RMS_NORM, 22, PLAIN, f"opset 22 has no RMSNormalization · {AUTO} 23"),
         (ERF, 19, PLAIN, f"opset 19 has no Gelu · {AUTO} 20"),
-        (FIRST_AXIS, 18, PLAIN, "it is not over the last axis alone"),
-        (FIRST_AXIS.replace("first", "both"), 18, PLAIN, "it is not over the last axis alone"),
+        (FIRST_AXIS, 18, PLAIN, "it is not over the last axis only"),
+        (FIRST_AXIS.replace("first", "both"), 18, PLAIN, "it is not over the last axis only"),
         (NORMED, 18, "float[A,B] x", "the size of the axis that it normalizes is not known"),
         (NORMED, 18, "float[2,1] x", "gain is not one number for each of the 1 that it normalizes"),
         (
             NORMED.replace("(v, eps)", "(v, lift)"),
             18,
             PLAIN + ", float lift",
-            "its epsilon is not one constant number that is added below the root",
+            "its epsilon is not one constant number added inside the root",
         ),
         (
             NORMED.replace("(d, two)", "(d, power)"),
@@ -88,7 +88,7 @@ PLAIN = "float[2,4] x"
             PLAIN + ", float power",
             "it also reads power, which is not one constant number",
         ),
-        (TWICE, 18, PLAIN, "no scale follows, and the operator wants one"),
+        (TWICE, 18, PLAIN, "no scale follows, but the operator needs one"),
         (ERF.replace("one", "wide"), 20, "float[N] x", NO_AXES),
     ],
 )
@@ -182,7 +182,7 @@ def test_small_float_constants_are_computed_now_to_the_bit() -> None:
     model = model_of("a = Add (gain, shift)  b = Sqrt (half)  s = Mul (a, b)  y = Mul (x, s)", 18)
     made, told = standard(model)
     assert kinds(made) == ["Constant", "Mul"]
-    assert told == [("fused", "constants", "computed now, to the same bits as at run time: the_s")]
+    assert told == [("fused", "constants", "computed ahead of time, to the same bits as at run time: the_s")]
     feed = {"x": np.ones((2, 4), np.float32)}
     np.testing.assert_array_equal(outputs_of(made, feed)[0], outputs_of(model, feed)[0])
 
@@ -206,7 +206,7 @@ def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
     assert mismatch([y], [y * (1 + step / 2)], [1.0]) is None
     assert mismatch([y], [y * (1 + step * 2)], [None]) == f"{differ} 4.8e-07"
     assert mismatch([y], [np.array([1, np.nan, 1])], [None]) == f"{differ} more than any bound"
-    assert mismatch([y], [np.ones((1, 3))], [None]) == "its shape would be [1, 3] instead of [3]"
+    assert mismatch([y], [np.ones((1, 3))], [None]) == "its shape would be [1, 3], not [3]"
     assert mismatch("no shape", [y], []) == "no shape"
 
 

@@ -130,7 +130,7 @@ FROM_U = FROM_W.replace("from w", "from u")
 TOO_FAR = "the bias of its scores reaches 2.55e+38, beyond the range of float16"
 A_BILLION = "the bias of its scores reaches 1e+09, beyond the range of float16"
 SCALED = "its mask is scaled with its scores"
-NARROW = "its mask does not state every query and every key"
+NARROW = "its mask does not cover every query and every key"
 WEIGHTED_IN_A_BODY = """p = Softmax (z)  y = If (c) <
     then_branch = t () => (float[2,2,3,6] o) { h = Identity (p)  o = MatMul (h, v) },
     else_branch = e () => (float[2,2,3,6] u) { u = RandomNormal <shape = [2, 2, 3, 6]> () }>"""
@@ -144,11 +144,11 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (
             "r = Mul (q, minus)  " + PLAIN.replace("(q,", "(r,"),
             "",
-            "its scale is -1, and the runtime wants one above 0",
+            "its scale is -1, but the runtime needs one above 0",
         ),
         (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
         (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
-        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores by what is not a mask"),
+        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores with what is not a mask"),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
         (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
         (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),
@@ -162,7 +162,7 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[b,1,3,5] mask", FOREIGN),
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[2,1,1,5] mask", NARROW),
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[5] mask", NARROW),
-        (SCORES + WEIGHTED_IN_A_BODY, ", bool c", "others read what the_s gives"),
+        (SCORES + WEIGHTED_IN_A_BODY, ", bool c", "other ops read the result of the_s"),
     ],
 )
 def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: str) -> None:
@@ -179,7 +179,7 @@ def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: s
     [
         ("float[2,2,3,4] q, float[1,2,5,4] k, float[2,2,5,6] v", "agree in batch"),
         ("float[2,2,3,4] q, float[2,1,5,4] k, float[2,1,5,6] v", "agree in heads"),
-        ("float[2,2,3,4] q, float[2,2,5,4] k, float[2,1,5,6] v", "be as many"),
+        ("float[2,2,3,4] q, float[2,2,5,4] k, float[2,1,5,6] v", "be equal in number"),
         ("float[b,2,3,4] q, float[c,2,5,4] k, float[c,2,5,6] v", "agree in batch"),
         ("float[2,2,3,4] q, float[2,2,5,4] k, float[5,6] v", "have four axes"),
     ],
@@ -317,14 +317,14 @@ def test_an_opset_with_the_operator_is_the_better_one(
     view, told = at_opset(View.of(Model.load(model)), "auto", DType.FLOAT16, target, fuse=fuse)
     assert view.opsets[""] == opset
     if opset == 23:
-        assert told[0].message == "opset 18 became 23; the target serves attention as one op better"
+        assert told[0].message == "opset 18 became 23; the target supports attention as one op better"
 
 
 def test_a_pool_that_would_lose_its_kernel_weighs_more() -> None:
     body = "r = MaxPool <kernel_shape = [1, 1]> (q)  " + PLAIN.replace("(q, t)", "(r, t)")
     view, told = at_opset(View.of(Model.load(model_of(body, opset=18))), "auto", DType.FLOAT16, Target.ORT_CUDA)
     assert view.opsets[""] == 18
-    assert "opset 23 serves attention as one op better, but not MaxPool" in told[0].message
+    assert "opset 23 supports attention as one op better, but MaxPool less" in told[0].message
 
 
 PROJECTED = "q = MatMul (x, u)  k = MatMul (x, u)  v = MatMul (x, u)  " + SCORES

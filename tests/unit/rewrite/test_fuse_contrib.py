@@ -104,7 +104,7 @@ def test_shapes_that_a_reshape_computes_are_known_from_opset_13_on() -> None:
     assert kinds(fused(model)[0])[-1] == "SkipLayerNormalization"
 
 
-UNEQUAL = "the summands are not known to have one shape, or the second to lack but the batch"
+UNEQUAL = "the summands are not known to have the same shape, or the second to lack only the batch"
 
 
 ROWS = "float[3,4] x, float[3,4] z"
@@ -118,8 +118,8 @@ SKIPPED: dict[str, tuple[str, str]] = {
         SUM + "y = LayerNormalization <axis = 1> (t, z, z)",
         ROWS,
     ),
-    "it is not over the last axis alone": (SUM + "y = LayerNormalization <axis = 0> (t, gain)", ROWS),
-    "others read the sum, before scale is made": (
+    "it is not over the last axis only": (SUM + "y = LayerNormalization <axis = 0> (t, gain)", ROWS),
+    "other ops read the sum before scale is computed": (
         SUM + "o = Neg (t)  scale = Add (gain, late)  y = LayerNormalization (t, scale)",
         TWO + ", float[4] late",
     ),
@@ -317,10 +317,10 @@ WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCOR
 @pytest.mark.parametrize(
     ("body", "inputs", "why"),
     [
-        (HIDDEN, EDGES + ", bool[3,5] mask", "its mask does not state batch and heads"),
-        (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, and not in each head alike"),
+        (HIDDEN, EDGES + ", bool[3,5] mask", "its mask lacks the axes of batch and heads"),
+        (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, but not in each head"),
         # the kernel refuses them
-        (WIDER, EDGES, "its values are not as wide as its keys, and their heads are split off"),
+        (WIDER, EDGES, "its values are not as wide as its keys, but have their heads split off"),
     ],
 )
 def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inputs: str, why: str) -> None:

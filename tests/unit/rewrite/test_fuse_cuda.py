@@ -161,7 +161,7 @@ def test_a_bias_beyond_the_range_behind_its_projection_stays() -> None:
     large = np.full(8, 6e4, np.float32)
     _, said = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
     assert [words for kind, _, words in said if kind == "not_fused"] == [
-        "1 stays unfused (ends in f): the bias behind its projection would leave the range of float16"
+        "1 stays unfused (ends in f): the bias after its projection would leave the range of float16"
     ]
 
 

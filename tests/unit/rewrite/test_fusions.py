@@ -231,7 +231,7 @@ def findings(converted: Any) -> list[str]:
 def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
     proto = large(text)
     converted = amp_rewrite.convert(proto)
-    assert findings(converted) == ["its bias is far larger than its weights · added in float32 behind it"]
+    assert findings(converted) == ["its bias is far larger than its weights · added in float32 after it"]
     assert kinds(converted.model).count("Add") == 1
     row = next(row for row in converted.report.rows if row.op == "Add")
     assert row.dtype == "float32"
@@ -469,7 +469,7 @@ def findings_of_fusion(fusion: FusionRule, end: str) -> tuple[Finding, ...]:
 @named
 def test_the_model_of_a_fusion_is_fused_and_the_nearest_one_is_not_and_both_open(fusion: FusionRule) -> None:
     told = [found.message for found in findings_of_fusion(fusion, "hit") if found.kind == "fused"]
-    words = "computed now" if fusion.name == "constant" else f"{fusion.name.replace('_', ' ')}: one "
+    words = "computed ahead of time" if fusion.name == "constant" else f"{fusion.name.replace('_', ' ')}: one "
     assert [message.startswith(words) for message in told] == [True]
     apart = findings_of_fusion(fusion, "near")
     assert not any(found.message.startswith(words) for found in apart)

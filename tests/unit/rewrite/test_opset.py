@@ -52,18 +52,18 @@ def opset(model: ModelProto) -> int:
 
 
 CONV = {"inputs": IMAGE["inputs"], "outputs": "float[1,4,4,4] y"}
-STAYS = "stays: no other one serves more of the model without serving some of it less"
+STAYS = "stays: no other opset supports more of the model without supporting some of it less"
 
 
 @pytest.mark.parametrize(
     ("body", "shapes", "start", "options", "end", "said"),
     [
-        (POOL, IMAGE, 22, {}, 21, "became 21; the target serves MaxPool better"),
-        ("y = Conv (x, w)", CONV, 17, {"to": DType.BFLOAT16}, 22, "became 22; the target serves Conv better"),
-        (POOL, IMAGE, 21, {"to": DType.BFLOAT16}, 21, f"{STAYS}; opset 22 serves Conv better, but not MaxPool"),
-        (GELU, {}, 17, {}, 20, "became 20; the target serves gelu erf as one op better"),
+        (POOL, IMAGE, 22, {}, 21, "became 21; the target supports MaxPool better"),
+        ("y = Conv (x, w)", CONV, 17, {"to": DType.BFLOAT16}, 22, "became 22; the target supports Conv better"),
+        (POOL, IMAGE, 21, {"to": DType.BFLOAT16}, 21, f"{STAYS}; opset 22 supports Conv better, but MaxPool less"),
+        (GELU, {}, 17, {}, 20, "became 20; the target supports gelu erf as one op better"),
         (GELU, {}, 17, {"fuse": "none"}, 17, STAYS),
-        (POOL, IMAGE, 21, {"wanted": 22}, 22, "became 22; it no longer serves MaxPool as well"),
+        (POOL, IMAGE, 21, {"wanted": 22}, 22, "became 22; it no longer supports MaxPool as well"),
     ],
 )
 def test_the_opset_is_chosen_that_serves_most_and_nothing_less(
@@ -106,7 +106,7 @@ def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None
             "s = Shape <start = 1> (x)  y = Cast <to = 1> (s)",
             15,
             14,
-            "Shape 'the_s' states start, which is not one of its attributes there: onnx's converter: No Adapter From"
+            "Shape 'the_s' has start, which is not one of its attributes there: onnx's converter: No Adapter From"
             " Version $15 for Shape",
         ),
         (
@@ -245,7 +245,7 @@ def test_operators_of_other_domains_stay_as_they_are() -> None:
     assert [(node.domain, node.op_type) for node in made.graph.node] == [("com.example", "Twice"), ("", "Unsqueeze")]
     clip = model_of("z = com.example.Twice (x) y = Clip <min = 0.0> (z)", 9, MATRIX, "float[A,B] y")
     clip.opset_import.add(domain="com.example", version=1)
-    assert refusal(clip).endswith("the type of what it reads is not known")
+    assert refusal(clip).endswith("the type of its input is not known")
 
 
 def test_weights_stay_where_they_are(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
             7,
             BATCH_NORM,
             "float[2,3,4] y",
-            "BatchNormalization 'the_y' states spatial, which is not one of its attributes there: onnx's converter:"
+            "BatchNormalization 'the_y' has spatial, which is not one of its attributes there: onnx's converter:"
             " Attribute spatial must have value 1",
         ),
         (
@@ -284,8 +284,8 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
             10,
             f"{X4}, float[4] scales",
             Y4,
-            "Resize 'the_y' means something else at opset 13: a nearest pixel of a smaller image was chosen by each"
-            " runtime in its way",
+            "Resize 'the_y' means something else at opset 13: runtimes chose the nearest pixel of a smaller image in"
+            " different ways",
         ),
         (
             "y = Softmax <axis = 1> (x)",
@@ -299,7 +299,7 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
             7,
             MATRIX,
             "float[2,3] y, float[2,3] m",
-            "onnx refuses it there: [ShapeInferenceError] Inference error(s): (op_type:Dropout, node name: the_y):",
+            "onnx rejects it there: [ShapeInferenceError] Inference error(s): (op_type:Dropout, node name: the_y):",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_an_old_model_is_moved_unasked_and_not_if_asked_to_keep() -> None:
     made, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset="keep")
     assert (opset(made.result.proto), opset(kept.result.proto)) == (13, 10)
     assert [sum(op == "Cast" for op in kinds(c.result.proto)) for c in (made, kept)] == [3, 5]
-    assert told(made)[0].startswith("opset 10 became 13; the target serves Clip better")
+    assert told(made)[0].startswith("opset 10 became 13; the target supports Clip better")
     idle = amp_rewrite.convert(model_of("y = MatMul (x, w)", 11, **SQUARE))
     assert (opset(idle.result.proto), told(idle), told(kept)) == (11, [], [])
 

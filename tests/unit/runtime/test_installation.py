@@ -65,7 +65,7 @@ def test_two_packages_over_each_other_are_removed_and_the_one_with_cuda_installe
     installed(tmp_path, "onnxruntime-gpu", "1.31.1")
     fault = found(tmp_path)
     assert fault is not None
-    assert fault.fact.startswith("onnxruntime-gpu 1.31.1 and onnxruntime-openvino 1.24.1 are installed over each other")
+    assert fault.fact.startswith("onnxruntime-gpu 1.31.1 and onnxruntime-openvino 1.24.1 overwrite each other's files")
     assert fault.remedy.startswith(uninstall("onnxruntime-gpu", "onnxruntime-openvino"))
     assert fault.remedy.endswith("install onnxruntime-gpu")
 
@@ -178,7 +178,7 @@ def test_commands_use_the_tool_that_the_environment_has(pip: Any, tool: str, mon
 
 # -- errors of onnxruntime ----------------------------------------------------------------------------
 
-LOOK = "`amp-rewrite report MODEL` shows what it is made of"
+LOOK = "`amp-rewrite report MODEL` shows its ops and types"
 NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"
 
 
@@ -195,7 +195,7 @@ NEWER = "install a newer onnxruntime, or bring the model to an older opset with 
             "official support for domain ai.onnx is till opset 26.",
             f"official support for domain ai.onnx is till opset 26; {NEWER}",
         ),
-        ('Unknown provider option: "size"', 'Unknown provider option: "size"; check it against onnxruntime\'s page'),
+        ('Unknown provider option: "size"', 'Unknown provider option: "size"; see onnxruntime\'s page'),
         ("max supported IR version: 13", "max supported IR version: 13; install a newer onnxruntime"),
     ],
 )
@@ -208,7 +208,7 @@ def test_an_error_is_a_line_of_clear_words_and_a_remedy(text: str, line: str) ->
 def test_the_remedy_of_a_run_is_about_what_is_fed() -> None:
     with pytest.raises(ModelError) as error, model_errors("run"):
         raise RuntimeError("odd")
-    words = "onnxruntime cannot run the model: odd; check what is fed against the model's inputs"
+    words = "onnxruntime cannot run the model: odd; check the data against the model's inputs"
     assert str(error.value) == words
 
 

@@ -34,8 +34,8 @@ def test_a_subprocess_can_import_the_package_and_nothing_from_here() -> None:
     [
         ("import os; os.kill(os.getpid(), 11)", "it ended the process with signal 11 (Segmentation fault)"),
         ("import time; time.sleep(60)", "it did not answer in 1 seconds"),
-        ("import nothing", "it cannot be asked, the process ended with 1: ModuleNotFoundError: No module named 'noth"),
-        ("raise SystemExit(3)", "it cannot be asked, the process ended with 3: it says nothing"),
+        ("import nothing", "it did not answer: the process ended with 1: ModuleNotFoundError: No module named 'noth"),
+        ("raise SystemExit(3)", "it did not answer: the process ended with 3: it printed nothing"),
     ],
 )
 def test_a_process_that_dies_or_hangs_is_an_error(program: str, failure: str) -> None:
@@ -120,7 +120,7 @@ def test_gpus_are_told_by_the_driver_and_what_they_are_fast_in() -> None:
         assert found == [False] * slow + [True] * (5 - slow)
 
 
-UNSEEN = "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one"
+UNSEEN = "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the container a GPU"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ UNSEEN = "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give t
         (Shelf(), Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
         (Shelf(Driver(starts=100)), Hardware((), (13, 2), UNSEEN)),
         (Shelf(Driver(version=12080)), Hardware((), (12, 8), UNSEEN)),
-        (Shelf(Driver(starts=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit gives 999")),
+        (Shelf(Driver(starts=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit returns 999")),
     ],
 )
 def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
@@ -139,7 +139,7 @@ def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> Non
 def test_a_refusal_names_the_gpu_that_would_be_used() -> None:
     machine = Hardware((H200, P100))
     assert refusal(machine, DType.FLOAT16, 1) == (
-        "float16 is fast from compute capability 7.0 on, and this GPU has less: Tesla P100, compute capability 6.0"
+        "float16 is fast from compute capability 7.0 on, but this GPU has less: Tesla P100, compute capability 6.0"
     )
     assert refusal(machine, DType.FLOAT16, 0) is None
     assert refusal(machine, DType.FLOAT16, 2) == "there is no GPU 2, only 2"

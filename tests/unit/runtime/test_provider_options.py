@@ -279,7 +279,7 @@ def test_what_no_graph_can_record_runs_without_one_and_onnxruntime_says_why(cuda
     assert len(refused) == 2, done.stderr
     for line in refused:
         assert "'enable_cuda_graph': '0'} the model runs without a CUDA graph: onnxruntime cannot open" in line
-        assert line.endswith("; leave the CUDA graph out (cuda_graph, enable_cuda_graph)")
+        assert line.endswith("; turn CUDA graphs off (cuda_graph, enable_cuda_graph)")
 
 
 # -- CUDA graphs ---------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
             {"x": X.astype(np.float64)},
             None,
             "onnxruntime cannot run the model: Unexpected input data type. Actual: (tensor(double)) , expected:"
-            " (tensor(float)); check what is fed against the model's inputs",
+            " (tensor(float)); check the data against the model's inputs",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
     moved = moved_to(View.of(model), FIRST_SCATTER_ADD)
     if isinstance(moved, str):
         raise GradientError(
-            f"gradients are made from ai.onnx opset {FIRST_SCATTER_ADD} on, and this model of opset {opset} cannot be"
+            f"gradients need ai.onnx opset {FIRST_SCATTER_ADD}, but this model has opset {opset} and cannot be"
             f" moved there: {moved}; export it again"
         )
     note = f"the step is at ai.onnx opset {FIRST_SCATTER_ADD}, whose ScatterND adds gradients; the model at {opset}"

@@ -110,7 +110,7 @@ def test_a_model_that_fails_leaves_the_others(src: Path, out: Path) -> None:
     outcomes = {os.path.relpath(o.source, src): o for o in done(src, out=out)}
     failed = {name for name, o in outcomes.items() if o.rc == 2}
     assert failed == {"decoder/model.onnx", "out_of_folder.onnx", "gone.onnx"}
-    assert "leaves the model's folder" in outcomes["out_of_folder.onnx"].error
+    assert "out of the model's folder" in outcomes["out_of_folder.onnx"].error
     assert "\n" not in "".join(o.error for o in outcomes.values())
     assert left(out) == ["config.json", "decoder/plain.onnx", "decoder/vocab.txt", "model.onnx"]
 
@@ -134,7 +134,9 @@ def test_a_folder_that_cannot_be_read_is_an_error(src: Path, out: Path, monkeypa
 
     scan = os.scandir
     monkeypatch.setattr(os, "scandir", refusing)
-    with pytest.raises(ModelError, match=r"cannot read the folder .*decoder: Permission denied; allow it, or name"):
+    with pytest.raises(
+        ModelError, match=r"cannot read the folder .*decoder: Permission denied; make it readable, or name"
+    ):
         convert_many(src, out=out)
 
 

@@ -38,7 +38,7 @@ def test_a_process_that_is_killed_costs_its_own_job_alone() -> None:
         results = list(run_jobs(iter(jobs), work, pool, 2, lost))
     assert sorted(map(str, results)) == [
         "0",
-        "1: the process that converted it was killed; it may need more memory than there is",
+        "1: the process that converted it was killed; it may need more memory than is available",
         "2",
         "3",
     ]
