@@ -63,7 +63,7 @@ def test_the_driver_is_asked_in_another_process_whose_crash_is_an_answer(monkeyp
     ended = "ended the process with signal 11 (Segmentation fault)"
     assert query_onnxruntime() == {"failure": f"onnxruntime {ended}"}
     absence = query_hardware().absence
-    assert absence == f"the NVIDIA driver {ended}; restart the machine, or install the driver anew"
+    assert absence == f"the NVIDIA driver {ended}; restart the machine, or reinstall the driver"
 
 
 @pytest.mark.parametrize(("built", "opening"), [(True, True), (True, False), (False, True)])
