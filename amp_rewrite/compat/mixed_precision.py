@@ -152,7 +152,7 @@ def _convert(
     draft = Draft.of(model, Request.of(io=io, fuse="basic"))
     expected = _outputs(draft.source, batch)
     if not accept(expected, expected):
-        raise ValueError("validation failed for the float32 model itself; fix validate_fn, or widen its bounds")
+        raise ValueError("validation failed for the float32 model itself; fix validate_fn, or loosen its bounds")
     ranges = calibrated(draft, Feed.of(dict(batch), draft.source))
     draft = shifted_and_guarded(draft, ranges, HEADROOM)
     regions = regions_of(draft, draft.paint(), {})

@@ -147,7 +147,7 @@ def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> 
     if attention.needs_mask and mask is not None:
         read.insert(0, visible.shape if visible is not None else shapes[mask.value])
     if read and not _covers_lengths(read, attention.lengths):
-        return "its mask does not state every query and every key"
+        return "its mask does not cover every query and every key"
     return replace(attention, mask_dims=read[0] if read else ())
 
 

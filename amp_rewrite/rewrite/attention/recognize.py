@@ -257,7 +257,9 @@ class _ScoreWalk:
         if op.kind == "Add":
             return self._add(op.inputs[1 - slot])
         score_mask = selection_mask(self.view, op, slot)
-        return self._hide(score_mask) if score_mask is not None else f"{op.name} replaces scores by what is not a mask"
+        return (
+            self._hide(score_mask) if score_mask is not None else f"{op.name} replaces scores with what is not a mask"
+        )
 
     def _add(self, value: ValueId | None) -> str | None:
         view, match = self.view, self.match
@@ -297,7 +299,7 @@ def _objection(view: View, match: AttentionMatch) -> str | None:
         op = view.ops[op_id]
         result = op.outputs[0]
         if op_id != match.last.id and (op.scope != match.last.scope or not confined(view, result, inside)):
-            return f"others read what {op.name} gives"
+            return f"other ops read the result of {op.name}"
     if not DType.FLOAT.smallest_subnormal <= match.scale <= DType.FLOAT.max:
-        return f"its scale is {match.scale:g}, and the runtime wants one above 0"
+        return f"its scale is {match.scale:g}, but the runtime needs one above 0"
     return None

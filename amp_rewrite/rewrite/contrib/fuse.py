@@ -199,14 +199,14 @@ def _fused_norm(fuser: Fuser, norm: Operator, add: Op, copies: Sequence[Op]) -> 
         return reason
     summands = _summands(fuser, add, shape)
     if summands is None:
-        return "the summands are not known to have one shape, or the second to lack but the batch"
+        return "the summands are not known to have the same shape, or the second to lack only the batch"
     bias_ops, summands, bias = _with_bias(fuser, add, summands, shape)
     ops = (*bias_ops, *ops)
     sum_is_read = not confined(view, total, ops)
     for weight in (gamma, beta, bias) if sum_is_read else ():
         producer = view.producer(weight)
         if producer is not None and producer.id > add.id:
-            return f"others read the sum, before {fuser.names(weight)[0]} is made"
+            return f"other ops read the sum before {fuser.names(weight)[0]} is computed"
     kind, op_type = _SKIP_NORMS[norm.node.op_type]
     betas = [beta] if norm.node.op_type == "LayerNormalization" else []
     outputs = [norm.last.node.output[0], *(["", "", *fuser.names(total)] if sum_is_read else [])]

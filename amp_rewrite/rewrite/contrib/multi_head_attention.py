@@ -66,12 +66,12 @@ def _fused(attention: FusibleAttention, *, grouped: bool) -> Replacement | str:
     mask = match.score_mask
     added = [*([mask.value] if attention.needs_mask and mask is not None else []), *match.biases]
     if any(len(dims_of(attention.view, value)) != RANK for value in added):
-        return "its mask does not state batch and heads"
+        return "its mask lacks the axes of batch and heads"
     testable = attention.boolean or (mask is not None and mask.graded)
     if attention.has_empty_rows and (attention.mask_dims[1] != 1 or not testable):
-        return "a row of its mask may hide every key, and not in each head alike"
+        return "a row of its mask may hide every key, but not in each head"
     if len({match.queries, match.keys, match.values}) < len(_OPERANDS):
-        return "two of its operands are one"
+        return "two of its operands are the same value"
     if grouped and (replacement := _MultiHeadWriter(attention, heads, width, depth).grouped()) is not None:
         return replacement
     return _MultiHeadWriter(attention, heads, width, depth).replacement()
@@ -99,7 +99,7 @@ class _MultiHeadWriter(AttentionNodes):
         zeroes = match.zeroes_nan and attention.infinite_fill
         reads = [*self._operands(self.result, None if zeroes else attending), "", "", self._score_bias()]
         if ("values", "heads") in self.bases.values() and self.width != self.depth:
-            return "its values are not as wide as its keys, and their heads are split off"
+            return "its values are not as wide as its keys, but have their heads split off"
         results = [self._result_name(self.result, attending if zeroes else None)]
         attributes = {"num_heads": self.heads, "scale": match.scale}
         attributes |= {"unidirectional": 1} if attention.causal else {}

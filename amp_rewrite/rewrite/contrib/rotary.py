@@ -100,9 +100,9 @@ def _fused(view: View, rotation: _Rotation, halves_equal: Callable[[ValueId, int
         return "how many heads it has, and how wide they are, is not known"
     features = width // 2 if rotation.standard else width
     if any(not _is_table(table, (shape[2], features)) for table in tables):
-        return "its cosines and sines are not known to be one of each position and feature, for all batches"
+        return "its cosines and sines are not known to have one value per position and feature, in all batches"
     if not rotation.standard and not all(halves_equal(value, width) for value in (rotation.cos, rotation.sin)):
-        return "both halves of its cosines and sines are not known to be equal"
+        return "the two halves of its cosines and sines are not known to be equal"
     return _RotationWriter(view, rotation, heads, width, _packed_source(view, rotation)).replacement()
 
 

@@ -60,7 +60,7 @@ def _with_split_bias(view: View, split: Op, total: BiasSum, bias: Array, sizes: 
         result = split.node.output[slot]
         node.output[slot] = new.name(f"{result}_unbiased")
         new.after("Add", (node.output[slot], new.constant(f"{result}_bias", part)), result)
-    findings = (Finding("bias", split.name, "the bias before a Split is added to each of its parts"),)
+    findings = (Finding("bias", split.name, "the bias before a Split is added after it, to each part"),)
     fusion = Replacement("bias", (total.add.id, split.id), split.id, node, **new.parts(), findings=findings)
     feed = {node.input[0]: np.random.default_rng(0).standard_normal((_BATCH, _TOKENS, bias.size))}
     return disagreement(view, fusion, [Trial(feed, {})]) or fusion
@@ -253,12 +253,12 @@ class _BiasMover:
             slot = next(slot for slot, v in enumerate(each.reader.inputs) if v in each.total.add.outputs)
             node.input[slot] = view.value_name(each.total.source)
         ops = {each.total.add.id for each in self.present} | instead.keys()
-        changes = ["that of its keys is dropped, since a softmax does not see it"] if self.biases[0] else []
+        changes = ["that of its keys is dropped, since it does not change a softmax"] if self.biases[0] else []
         reason = None
         if self.projection is None:
             node = instead.pop(self.last.id)
         else:
-            changes.append("that of its values is added behind its projection")
+            changes.append("that of its values is added after its projection")
             stored = self._stored(self.projection)
             if not all(float(np.abs(array).max(initial=0)) <= to.max for array in stored.values()):
                 return f"the bias after its projection would leave the range of {to.spelling}"

@@ -74,7 +74,7 @@ def _without_bias(view: View, op: Op) -> Replacement:
     name = f"{op.node.name}_bias" if op.node.name else ""
     total = new_node("Add", [product.output[0], new.constant(f"{op.node.input[2]}_split", bias)], result, name)
     new.ahead.append(product)
-    findings = (Finding("bias", op.name, "its bias is far larger than its weights · added in float32 behind it"),)
+    findings = (Finding("bias", op.name, "its bias is far larger than its weights · added in float32 after it"),)
     return Replacement("bias", (op.id,), op.id, total, findings=findings, **new.parts())
 
 
@@ -201,7 +201,7 @@ def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
             source_name = new.before("Reshape", (source_name, shape), f"{result}_rows")
         product = new.before("MatMul", (source_name, view.value_name(weight)), f"{result}_product")
         node = new_node("Add", [product, view.value_name(bias)], result, split.node.name)
-        text = "a Gemm between Reshapes: MatMul and Add, of which others take the Add in"
+        text = "a Gemm between Reshapes: MatMul and Add, since others fuse the Add"
         told = (Finding("fused", op.name, text),)
         yield Replacement("gemm", (op.id, split.id), split.id, node, **new.parts(), findings=told)
 

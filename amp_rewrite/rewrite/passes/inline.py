@@ -40,7 +40,7 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
     functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
         return view, ()
-    message = "a local function; inlined, each of its ops gets a type of its own"
+    message = "a local function, inlined so that each of its ops gets its own type"
     findings = tuple(Finding("inlined", f"{domain}::{name}", message) for domain, name in functions)
     return View.of(inlined(view.model, functions)), findings
 
@@ -121,7 +121,7 @@ def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[F
         decisions = ((op, coloring.of(op.id)) for op in candidates)
         lowered = (op for op, decision in decisions if decision is not None and decision.dtype is request.to)
         chosen = [op for op in lowered if not _has_denied_op(view, op, request.op_lists)]
-        note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
+        note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of the body gets its own type"
     findings = []
     for name in sorted({op.op_type for op in chosen}):
         expanded = _expanded(view, name)

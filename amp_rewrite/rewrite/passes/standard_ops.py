@@ -91,7 +91,7 @@ def _norm(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     if epsilon is None:
         return "its epsilon is not one constant number added inside the root"
     if "scale" not in captured:
-        return "no scale follows, and the operator wants one"
+        return "no scale follows, but the operator needs one"
     weights = tuple(captured[name] for name in ("scale", "bias") if name in captured)
     for value in weights:
         if context.shape(view, value) != (width,):
