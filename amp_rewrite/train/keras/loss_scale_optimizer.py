@@ -87,7 +87,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return (lambda: _times(loss(), self.loss_scale)) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """Return the gradients divided by the scale, each in its own type; None and sparse gradients stay as they are.
+        """Return the gradients divided by the scale, each in its own type. None stays None, and sparse stays sparse.
 
         The division is in float32, since float16 cannot hold a scale above 65504.
         """

@@ -39,7 +39,7 @@ class TargetInput:
     class_weights: tuple[float, ...] | None = None
 
     def counts(self, classes: Array) -> tuple[float, float]:
-        """Return the sum of the class weights of all rows but ignored ones, and the number of these rows."""
+        """Return the sum of the class weights over the rows that are not ignored, and the number of those rows."""
         kept = classes[classes != self.ignored]
         if self.class_weights is None:
             return float(kept.size), float(kept.size)
