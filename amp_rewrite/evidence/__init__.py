@@ -1,1 +1,1 @@
-"""Measurements on data: input data, ranges, errors, verdicts. This wing runs models."""
+"""Measurements that run models: input data, ranges, errors and verdicts."""

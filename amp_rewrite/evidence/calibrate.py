@@ -37,7 +37,7 @@ from amp_rewrite.settings.option import Data, checked
 from amp_rewrite.settings.request import Request
 
 CHUNK = 2000
-"""Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""
+"""Maximum number of taps in one session. A tap uses no memory between runs, but it makes the session slower to open."""
 
 
 @checked
@@ -50,18 +50,18 @@ def calibrate(
     folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
-    """Return the range of every floating value of a model over data; docs/concepts/ranges.md has its use.
+    """Run a model on data and return the range of every floating value; docs/concepts/ranges.md explains the use.
 
-    onnxruntime measures everything on the CPU without optimizations: each op computes as the model states. Low
-    values are measured in the model's widened twin, so that their true ranges are seen.
+    onnxruntime runs the model on the CPU without optimizations, so each op computes exactly what the model says. Low
+    values are measured in a float32 copy of the model, which shows their true ranges.
 
     Args:
-        model: as `Model.load` takes it.
-        data: a Feed, or an argument of `Feed.of`; with feedback the ranges are those of all steps.
-        to: the low type, as `convert` takes it.
-        threads: for one op; None: one per core.
-        folder: where the external data of a ModelProto lies.
-        progress: called as `progress(done, total)` with runs; the total asks the data for its length.
+        model: anything that `Model.load` accepts.
+        data: a Feed, or any data that `Feed.of` accepts; with feedback, the ranges cover all steps.
+        to: the low type, as for `convert`.
+        threads: threads per op; None means one per core.
+        folder: folder of the external data of a ModelProto.
+        progress: called as `progress(done, total)` after each run; this needs the length of the data.
 
     Returns:
         The ranges, for `convert(…, ranges=…)`.
@@ -106,10 +106,10 @@ def calibrate(
 
 
 def _parts(source: Model, low: DType) -> Iterator[Taps]:
-    """Yield the taps of the model with functions inlined as in a conversion, or its widened twin if it has low values.
+    """Yield the taps of the inlined model, or of its float32 copy if it has low values.
 
-    Operators that the CPU lacks are written out, and what they compute inside is not measured. Then yield the bodies of
-    the standard's functions that a conversion with the default lists inlines for CUDA.
+    Operators without a CPU kernel are decomposed, and their intermediate values are not measured. A second item covers
+    the bodies of the standard's function ops, as a conversion with the default op lists inlines them for CUDA.
     """
     view = inline_functions(View.of(source))[0]
     own, low_types = {key(view, value.id) for value in view.values}, view.low_types
@@ -150,10 +150,10 @@ def _measured(
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """Values of a model by how they are measured.
+    """Floating values of a model: measured, constant, or impossible to measure.
 
-    `taps`: measured values of `view`, in topological order. `constants`: known values. `untapped`: by key, the reason
-    why a floating value is not measured.
+    `taps`: the values to measure, in topological order. `untapped`: the reason for each value that cannot be measured,
+    by key.
     """
 
     view: View
@@ -163,9 +163,9 @@ class Taps:
 
     @classmethod
     def of(cls, view: View, known: Container[str] = ()) -> Taps:
-        """Return the taps of a model: every floating tensor of its open graphs.
+        """Sort the floating values of a model.
 
-        `known`: keys of values to leave out.
+        `known`: keys of the values to leave out.
         """
         closed = _closed(view)
         taps: list[ValueId] = []
@@ -176,7 +176,7 @@ class Taps:
             floating = type_ is None or type_.dtype is None or type_.dtype.floating
             if not floating or key(view, value.id) in known:
                 continue
-            reason = _unfit(type_) or closed.get(value.scope, "")
+            reason = _untappable(type_) or closed.get(value.scope, "")
             if reason:
                 untapped[key(view, value.id)] = reason
             elif view.constant(value.id) is not None:
@@ -186,13 +186,15 @@ class Taps:
         return cls(view, tuple(taps), tuple(constants), untapped)
 
 
-def _unfit(type_: ValueType | None) -> str:
+def _untappable(type_: ValueType | None) -> str:
+    """Return the reason against measuring a value of this type, or ""."""
     if type_ is None or (type_.dtype is None and type_.container == TENSOR):
         return "its element type is not known"
     return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken from it are measured"
 
 
 def _closed(view: View) -> dict[ScopeId, str]:
+    """Return the bodies that cannot return additional outputs, each with the reason."""
     closed: dict[ScopeId, str] = {}
     for scope in view.scopes:
         owner = view.ops[scope.owner] if scope.owner is not None else None
@@ -208,7 +210,7 @@ def _closed(view: View) -> dict[ScopeId, str]:
 
 
 class Tapped(NamedTuple):
-    """A model with taps: a run gives the rows of `values`, in order, as the output named `rows`."""
+    """A model with taps: its output `rows` contains one row for each of `values`, in order."""
 
     model: Model
     values: tuple[ValueId, ...]
@@ -216,12 +218,12 @@ class Tapped(NamedTuple):
 
 
 def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
-    """Return the model of a view with taps on these values, and their rows as an additional last output.
+    """Add taps on values to a copy of a model, and their rows as an additional last output.
 
-    All other outputs are unchanged. `to`: the type whose bounds are counted. The taps follow the model's nodes in
-    reverse order of their values: onnxruntime walks back from the end, so it runs each tap right after its value, and
-    only the reductions of one value need additional memory. Raise ModelError for a model before ai.onnx opset 9,
-    which lacks Where. O(nodes + taps).
+    All other outputs are unchanged. `to`: the low type to compare magnitudes with. The taps come after the model's
+    nodes, in reverse order of their values. onnxruntime orders nodes backward from the end, so each tap runs right
+    after its value, and only one value at a time needs memory for its reductions. Raise ModelError for a model before
+    ai.onnx opset 9, which lacks Where. O(nodes + taps).
     """
     assert taps, "nothing to measure"
     opset = view.opsets.get("", FIRST_WHERE)
@@ -247,10 +249,11 @@ class _Rows(NamedTuple):
 
 
 class _TapBuilder:
-    """One walk over a copy of the model. All new names begin with an unused prefix.
+    """Builder of the taps in a copy of the model. All new names begin with an unused prefix.
 
-    The rows of a graph form one vector. The op that owns a body returns the body's vector, merged over iterations; the
-    vector of the main graph is one small output. `head`: constants of the measuring nodes, ahead of all others.
+    The rows of a graph are concatenated to one vector. The op that owns a body returns the body's vector, merged over
+    the iterations. The vector of the main graph becomes the additional output. `head`: the constants of the measuring
+    nodes, placed before all other nodes.
     """
 
     def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
@@ -265,7 +268,7 @@ class _TapBuilder:
             self.taps.setdefault(view.values[value].scope, []).append(value)
 
     def _measured_in(self, value: ValueId) -> DType:
-        """Return the type of the measuring nodes; float32 holds all numbers of the other types."""
+        """Return the type of the measuring nodes: float32 represents every number of the narrower types exactly."""
         return DType.DOUBLE if self.view.dtype(value) is DType.DOUBLE else DType.FLOAT
 
     def fresh(self) -> str:
@@ -305,7 +308,7 @@ class _TapBuilder:
         return row
 
     def _out_of_if(self, node: NodeProto, inner: list[_Rows]) -> str:
-        """Add one output: the rows of the branch taken, and neutral rows for the other."""
+        """Add an output to an If: the rows of the taken branch, with neutral rows for the other branch."""
         out = self.fresh()
         node.output.append(out)
         others = [self.head.constant(neutral(len(rows.values))) for rows in inner]
@@ -315,9 +318,9 @@ class _TapBuilder:
         return out
 
     def _stacked(self, nodes: NodeBuilder, node: NodeProto, rows: _Rows) -> str:
-        """Add a last output: the rows of each iteration, stacked. Merge them behind the op."""
+        """Add a scan output with the rows of each iteration, and merge them after the op."""
         each, ((_, body),) = self.fresh(), bodies(node)
-        states = len(body.output) - (node.op_type == "Loop")  # behind the condition
+        states = len(body.output) - (node.op_type == "Loop")  # the first output of a Loop's body is its condition
         body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
         node.output.extend(["" for _ in range(len(node.output), states)] + [each])
         for attribute in node.attribute:
@@ -331,9 +334,9 @@ class _TapBuilder:
 
 WIDTH = 9
 
-_ADDED = 7  # columns; the rest are compared
+_ADDED = 7  # the first columns are added up; the others merge by maximum
 _SUMS = np.arange(WIDTH) < _ADDED
-_EXACT_IN_FLOAT = 1 << 24  # ones; float32 can count that far
+_EXACT_IN_FLOAT = 1 << 24  # float32 represents all integers up to here
 _NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
 _NEUTRAL = [0.0] * 8 + [-np.inf]
 
@@ -341,14 +344,14 @@ Rows = NDArray[np.float64]
 
 
 def neutral(rows: int) -> Rows:
-    """Return concatenated rows of empty tensors."""
+    """Return the concatenated rows of empty tensors."""
     return np.array(_NEUTRAL * rows)
 
 
 def merged(a: Rows, b: Rows) -> Rows:
     """Merge two vectors of rows, row by row."""
     added = np.tile(_SUMS, len(a) // WIDTH)
-    with np.errstate(invalid="ignore"):  # -inf + -inf, which is not taken
+    with np.errstate(invalid="ignore"):  # -inf + -inf in a column that is not added up
         return np.where(added, a + b, np.maximum(a, b))
 
 
@@ -368,17 +371,18 @@ def ranges(rows: Rows) -> Iterator[Range]:
 
 
 class RangeNodes:
-    """Builder of measuring nodes for one element type, FLOAT or DOUBLE; `head` gets their constants.
+    """Builder of the measuring nodes for one element type, FLOAT or DOUBLE; `head` receives their constants.
 
-    A measured tensor gives a *row*: nine float64 numbers for any size. Rows are merged by adding the first seven and
-    taking the larger of the last two, so many batches, or iterations of a loop, give one row.
+    The nodes reduce a tensor of any size to a *row* of nine float64 numbers. To merge two rows, add the first seven
+    numbers and take the maximum of each of the last two. Several batches or loop iterations thus merge into one row.
 
         0       number of elements
-        1 to 6  number of magnitudes above: -1 (all except NaN), 0, the largest that rounds to zero, to a subnormal
-                number, to a finite number, and the largest finite number. Zeros may count as above the first four,
-                consistently: only differences are read
+        1 to 6  number of magnitudes above each of these: -1 (counts all except NaN), 0, the largest magnitude that
+                rounds to zero, the largest that rounds to a subnormal number, the largest that rounds to a finite
+                number, and the largest finite number. Zeros may be counted in all of the first four, since only
+                differences are used
         7       the largest finite magnitude
-        8       minus the smallest magnitude that is neither 0 nor infinite; -infinity without one
+        8       minus the smallest nonzero finite magnitude; -infinity if there is none
     """
 
     def __init__(self, head: NodeBuilder, dtype: DType, to: DType) -> None:
@@ -398,11 +402,11 @@ class RangeNodes:
         self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
 
     def row(self, nodes: NodeBuilder, name: str) -> str:
-        """Append nodes for the row of the tensor `name`; return the row.
+        """Append the nodes of the row of the tensor `name`; return the row.
 
-        One count is enough where all numbers are finite, none overflows, and all but zeros survive. Reductions on the
-        CPU drop NaN together with their intermediate result; only the sum shows it reliably. Without elements the
-        largest one is -infinity, and the smallest infinity.
+        One count is enough if all numbers are finite, none overflows, and none but zeros rounds to zero. ReduceMax and
+        ReduceMin on the CPU may ignore NaN; only ReduceSum detects it reliably. For an empty tensor, the maximum is
+        -infinity and the minimum infinity.
         """
         a = nodes.op("Reshape", nodes.op("Abs", name), self._known["flat"])
         n = nodes.op("Shape", a)
@@ -419,7 +423,7 @@ class RangeNodes:
         return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
 
     def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
-        """Return the row of any numbers and any count: NaN, infinities, overflowing and vanishing values."""
+        """Return the row of a tensor with any values, including NaN, infinities, overflow and underflow."""
         counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
         finite = nodes.op("Where", nodes.op("Less", a, self._known["infinity"]), a, self._known["zero"])
         least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))

@@ -1,8 +1,8 @@
 """Errors of a candidate's values against the float32 reference.
 
-Both models run apart, in pieces: some of their values become outputs, and numpy compares each pair. For the accumulated
-error the candidate runs as it is. For the local error its ops *shadow* the reference: each one reads the reference's
-values, rounded to its types. The candidate is emulated in both.
+The two models run separately, in pieces: some of their values become outputs, and numpy compares each pair. For the
+accumulated error, the candidate runs unchanged. For the local error, its ops *shadow* the reference: each op reads the
+reference's values, rounded to its own types. Low types are emulated in both cases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 PIECE = 1 << 26
-"""Elements of the values compared in one run, without the largest value. Fewer take less memory, and more runs."""
+"""Approximate number of elements compared in one run. A smaller number needs less memory, but more runs."""
 
 Progress = Callable[[int, int], None]
 
@@ -49,9 +49,9 @@ _MASK = 2.0**64
 class ErrorStats:
     """Error of values against their reference, over all batches.
 
-    max_abs: the largest |value - reference|; noise: sum (value - reference)^2, over elements finite in both. absmax:
-    the largest |reference|; signal: sum reference^2 without masks, over elements finite there. lost: the number of
-    elements finite only in the reference.
+    Over the elements that are finite in both, `max_abs` is the largest |value - reference|, and `noise` is
+    sum (value - reference)^2. Over the finite elements of the reference, `absmax` is the largest |reference|, and
+    `signal` is sum reference^2 without masks. `lost`: the number of elements that are finite only in the reference.
     """
 
     max_abs: float = 0.0
@@ -64,7 +64,7 @@ class ErrorStats:
     def of(cls, value: Array, reference: Array, bound: float) -> ErrorStats:
         """Return the error of one array.
 
-        Elements beyond the bound are masks: they are clamped to it, and not part of the size of the reference.
+        Elements beyond the bound are masks: they are clamped to it and do not count toward the signal.
         """
         v, r = (np.asarray(x, np.float64).reshape(-1) for x in (value, reference))
         finite = np.isfinite(r)
@@ -81,7 +81,7 @@ class ErrorStats:
         )
 
     def merge(self, other: ErrorStats) -> ErrorStats:
-        """Return the statistics of both together."""
+        """Return the statistics of both sets of values."""
         return ErrorStats(
             max(self.max_abs, other.max_abs),
             max(self.absmax, other.absmax),
@@ -91,7 +91,7 @@ class ErrorStats:
         )
 
     def error(self, floor: float) -> float:
-        """Return sqrt(noise / signal), the inverse signal-to-noise ratio of amplitudes; inf if elements are lost.
+        """Return sqrt(noise / signal), the inverse amplitude signal-to-noise ratio; infinity if elements are lost.
 
         `floor`: lower bound on sqrt(signal).
         """
@@ -102,16 +102,16 @@ class ErrorStats:
 
 
 Errors = Mapping[ValueId, ErrorStats]
-"""Errors by value of the candidate."""
+"""Error of each value of the candidate."""
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """A reference, its candidate, data for both, and their matching values.
+    """A reference and a candidate with matching values, and data for both.
 
-    Only tensors of the main graphs are paired, floats with floats. `values` maps from the candidate to the reference.
-    Several values of the candidate may map to one of the reference, for example a value and its Cast to another
-    floating type. Constants are never paired. `elements`: the size of each measured value on the first batch.
+    Only tensors of the main graphs are paired, and floats only with floats. Constants are never paired. `values` maps
+    values of the candidate to values of the reference. Several may map to the same one, such as a value and its Cast
+    to another floating type. `elements`: the number of elements of each measured value in the first batch.
     """
 
     reference: View
@@ -122,10 +122,10 @@ class Pairing:
 
     @classmethod
     def of(cls, reference: Model, candidate: Model, feed: Feed) -> Pairing:
-        """Match ops by `reports.diff.match`, the other values by name, if their shapes are equal on the first batch.
+        """Match ops by `reports.diff.match`, and other values by name; drop pairs of unequal shape in the first batch.
 
-        Nearly O(ops + values), and a run of both models. ModelError for models without floats, for an input of the
-        candidate alone, or if no value matches.
+        This takes nearly O(ops + values), and one run of each model. Raise ModelError if the candidate computes no
+        floats, if it has an input that the reference lacks, or if no value matches.
         """
         source, low = (View.of(inlined(model)) for model in (reference, candidate))
         ops = {OpId(j): OpId(i) for i, j in match(report_of(source), report_of(low))}
@@ -152,15 +152,15 @@ class Pairing:
         return pairing
 
     def accumulated(self, progress: Progress | None = None) -> Errors:
-        """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
+        """Return the accumulated error of each measured value: run the candidate unchanged."""
         return self._errors(tuple(self.measured), {}, progress)
 
     def local(self, progress: Progress | None = None) -> Errors:
-        """Return the local error of each value in `shadowed`: of its op, fed with the reference's values."""
+        """Return the local error of each value in `shadowed`: feed its op with the reference's values."""
         return self._errors(self.shadowed, self.values, progress)
 
     def _errors(self, values: Sequence[ValueId], fed: Mapping[ValueId, ValueId], progress: Progress | None) -> Errors:
-        """Return the errors of values; `fed`: values for the candidate's ops from the reference."""
+        """Return the errors of values. `fed`: values of the candidate that its ops read from the reference instead."""
         view, of = self.candidate, self.measured
         prefix = unused_prefix("fed/", view.names)
         inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed}
@@ -196,7 +196,7 @@ class Pairing:
 
     @cached_property
     def measurable(self) -> int:
-        """Number of the candidate's floating results, without Casts and constants."""
+        """Number of floating values that the candidate computes, without Casts and constants."""
         view = self.candidate
         return sum(view.constant(v.id) is None and self._computes(v.id) for v in view.values_of[MAIN])
 
@@ -206,12 +206,12 @@ class Pairing:
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
-        """Values of the candidate with a local error: results of low ops with available inputs."""
+        """Values with a local error: results of low ops that can be fed from the reference."""
         shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
         return tuple(value for op in shadowed for value in op.results if value in self.measured)
 
     def rounds(self, op: Op) -> bool:
-        """True if an op can lose digits: a low op doing more than move or select."""
+        """True if an op can round: a low op that does more than move or select elements."""
         if not self.is_low(op.id) or op.op_type in RANDOM:
             return False
         view = self.candidate
@@ -226,7 +226,7 @@ class Pairing:
 
     @cached_property
     def _available(self) -> frozenset[OpId]:
-        """Ops of the main graph over paired values and the candidate's constants alone."""
+        """Ops of the main graph that can be computed from paired values and the candidate's constants."""
         view = self.candidate
         available: set[OpId] = set()
         for op in (view.ops[op] for op in view.scopes[MAIN].ops):
@@ -237,7 +237,7 @@ class Pairing:
 
 
 def reads(view: View, op: Op) -> Iterator[ValueId]:
-    """Yield an op's operands in the main graph, those of its bodies too."""
+    """Yield the values of the main graph read by an op or its bodies."""
     yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
     for body in op.bodies:
         for inner in view.scopes[body].ops:
@@ -283,7 +283,7 @@ def _alike(reference: View, expected: ValueId, candidate: View, value: ValueId) 
         return a is None
     if a.kind == b.kind or {a.kind, b.kind} & (CASTS | {"Identity"}):
         return True
-    # A move of a value that the reference lacks: the conversion wrote an operator of another layout before it.
+    # A move of a value that the reference lacks: the conversion replaced the op before it by one of another layout.
     if b.kind in MOVES and candidate.value_name(b.operands[0]) not in reference.names:
         return True
     # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.

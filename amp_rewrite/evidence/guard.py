@@ -1,4 +1,4 @@
-"""Measured ranges as facts: values that do not fit the low type, and the ops that a coloring makes low."""
+"""Checks of a coloring against measured ranges: values outside the low type's range, and their ops."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 FLUSHED_SHARE = 0.5
-"""The share of nonzero elements that may round to zero where an op divides by them or takes their root or logarithm.
-Elsewhere what is flushed is smaller than the rounding of the largest element, and does no harm."""
+"""Largest share of elements that may be flushed to zero where an op divides by them or takes their root or logarithm.
+For other ops, a flushed element is smaller than the rounding error of the largest element, so it does no harm."""
 
 
 def misfits(
     view: View, coloring: Coloring, ranges: Ranges, headroom: float, saturate: Collection[ValueId] = ()
 ) -> Mapping[ValueId, Misfit]:
-    """Return the low values of a coloring that do not fit, but constants and those that are clamped. O(nodes + uses).
+    """Return the low values of a coloring outside the range of the low type, without constants. O(nodes + uses).
 
-    The reason is "overflow", "underflow", "nonfinite" (infinity or NaN that the op itself gives in float32) or "unseen"
-    (no element of it was seen). `saturate`: values that are clamped where they become low.
+    The reason is "overflow", "underflow", "nonfinite" (the op itself produces infinity or NaN in float32) or "unseen"
+    (no element was measured). `saturate`: values to skip, because the cast to the low type clamps them.
     """
     to, found = DType.parse(ranges.to), dict[ValueId, Misfit]()
     seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow(view, _PICKS)
@@ -42,7 +42,7 @@ def misfits(
         else:
             sources = list(picks.sources(value.id)) if _unmeasured(view, ranges, value.id) else []
             if sources and all(view.constant(source) is not None for source in sources):
-                continue  # selected from constants only, which are checked themselves
+                continue  # selected only from constants, which have their own check
             untapped = ranges.untapped.get(key(view, value.id))
             misfit = Misfit(reasons.UNSEEN, "was not measured" + (f": {untapped}" if untapped else ""))
         if misfit is None or (misfit.reason == reasons.NONFINITE and not _arises(view, value.id, seen)):
@@ -53,14 +53,14 @@ def misfits(
 
 
 def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
-    """Return the range of each value: its own, or that of its source for an unmeasured copy.
+    """Return the range of each value: its own, or the range of its source if it is an unmeasured copy.
 
-    Values that fusion introduced were not measured. Each gets the range of the value that it is selected from, or of
-    the only value that is selected from it.
+    Values that a fusion introduced were not measured. Such a value gets the merged range of the values that it is
+    selected from, or else of those that are selected from it, if it has no other readers.
     """
     flow, picks = Flow(view, COPIES), Flow(view, _PICKS)
     seen: dict[ValueId, Range] = {}
-    for value in view.values:  # sources come first, except for the state that a loop carries
+    for value in view.values:  # sources come first, except for loop-carried states
         own = ranges.of(view, value.id)
         if own is None:
             walk = picks if _unmeasured(view, ranges, value.id) else flow
@@ -86,7 +86,7 @@ def _merged(ranges: Sequence[Range | None]) -> Range | None:
 
 
 def _unmeasured(view: View, ranges: Ranges, value: ValueId) -> bool:
-    """True if the measured model does not contain the value, neither tapped nor listed as untapped."""
+    """True if the measured model does not contain the value: it is neither tapped nor listed as untapped."""
     name = key(view, value)
     return name not in ranges.values and name not in ranges.untapped
 
@@ -112,7 +112,7 @@ def _misfit(seen: Range, to: DType, headroom: float, magnified: bool) -> Misfit 
 
 
 def _sum_misfit(view: View, value: ValueId, size: float, to: DType) -> Misfit | None:
-    """Return the misfit of a mean with too large a sum: kernels store it in the low type before they divide."""
+    """Return the misfit of a mean with too large a sum: kernels store the sum in the low type before they divide."""
     op = view.producer(value, "ReduceMean")
     terms = combined_elements(view, op) if op is not None else None
     if terms is None or terms * size <= to.max:
@@ -122,7 +122,7 @@ def _sum_misfit(view: View, value: ValueId, size: float, to: DType) -> Misfit | 
 
 
 def _magnified(view: View) -> Collection[ValueId]:
-    """Return values with small elements that matter: a root, logarithm or quotient reads them, perhaps after a move."""
+    """Return the values with significant small elements: a root, logarithm or division reads them or a moved copy."""
     starts = (
         value
         for op in view.ops
@@ -133,7 +133,7 @@ def _magnified(view: View) -> Collection[ValueId]:
 
 
 def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
-    """True if infinities arise at this value. Those from a mask or from the data are infinite in every type."""
+    """True if an op produces infinity from finite inputs. Infinities of a mask or the data exist in every type."""
     op = view.producer(value)
     if op is None or op.bodies:
         return False
@@ -147,20 +147,20 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
 
 
 def is_low(view: View, coloring: Coloring, value: ValueId) -> bool:
-    """True if an op makes a value or reads its elements in a low type, by the coloring or in the model."""
+    """True if an op writes a value or reads its elements in a low type, by the coloring or in the model."""
     uses = ((view.ops[use.op], use.slot) for use in view.uses[value])
     reads = (read_low(view, coloring, op, slot) for op, slot in uses if op.kind not in ELEMENTLESS)
     return made_low(view, coloring, value) or any(reads)
 
 
 def is_low_op(view: View, coloring: Coloring, op: Op) -> bool:
-    """True if an op makes or reads any value in a low type, by the coloring or in the model."""
+    """True if an op reads or writes any value in a low type, by the coloring or in the model."""
     reads = any(read_low(view, coloring, op, slot) for slot in range(len(op.inputs)))
     return reads or any(made_low(view, coloring, value) for value in op.results)
 
 
 def made_low(view: View, coloring: Coloring, value: ValueId) -> bool:
-    """True if an op makes a value in a low type, by the coloring or in the model."""
+    """True if an op writes a value in a low type, by the coloring or in the model."""
     return _low(view, coloring, value, output_variable(view, value))
 
 
@@ -176,9 +176,10 @@ def _low(view: View, coloring: Coloring, value: ValueId, variable: tuple[OpId, s
 
 
 def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
-    """Yield pins for low movers of results of pinned ops; unpinned, they would round. O(uses).
+    """Yield pins for low ops that only move results of pinned ops, and would round them otherwise. O(uses).
 
-    Each has the rule of the pin that it follows. Sequences are not raised, since all ops on them would have to follow.
+    Each new pin has the rule of the pinned op before it. Ops on sequences get no pin, since every op on the same
+    sequence would need one.
     """
     rules = {pin.op: pin.rule for pin in pins}
     for op in view.ops:

@@ -1,4 +1,4 @@
-"""Local error of each op, and accumulated error of each value against the reference."""
+"""Local and accumulated error of each op against the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.option import Data, checked
 
 JUMP = 10.0
-"""Growth of an error in one op to count as a jump."""
+"""Factor by which the error must grow in one op to count as a jump."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +36,7 @@ class Located(Result):
         fed: the data.
         low: the low type.
         rows: one per compared op.
-        first_jump: first op with an accumulated error over `JUMP` times the largest of its inputs, or of epsilon.
+        first_jump: first op with an accumulated error over `JUMP` times the largest error of its inputs, or epsilon.
         matched: floating values of the candidate that match a value of the reference.
         matchable: floating values of the candidate.
         notes: caveats.
@@ -54,7 +54,7 @@ class Located(Result):
 
     @property
     def brief(self) -> str:
-        """Both models, and the op of the first jump."""
+        """One line with both models and the op of the first jump."""
         where = f"the error first jumps at {self.first_jump.op}" if self.first_jump else _NO_JUMP
         return f"{self.candidate} against {self.reference}: {where}"
 
@@ -64,7 +64,7 @@ class Located(Result):
         return tuple(sorted(with_error, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
-        """Return a text of the first jump and of the `top` ops with the largest local error; it ends with a newline."""
+        """Return text: the first jump, then the `top` ops with the largest local error; it ends with a newline."""
         facts = (
             ("reference", self.reference),
             ("candidate", f"{self.candidate}: {self.low}{'' if self.low == DType.FLOAT.spelling else ' emulated'}"),
@@ -81,7 +81,7 @@ class Located(Result):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:
-        """Return JSON, one op per line: the `top` ops by local error, by default all. Infinity is "inf"."""
+        """Return JSON, one op per line: the `top` ops by local error; None means all. Infinity is "inf"."""
         head = {
             "schema": SCHEMA,
             "reference": self.reference,
@@ -107,13 +107,13 @@ def locate(
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
 
     Ops and values are matched by structure and name, so `b` need not be a conversion of `a` by this package. Low ops
-    are emulated, on every machine. Ops of the main graph are measured; an op with bodies as a whole.
+    are emulated on every machine. The ops of the main graph are measured; an op with bodies counts as one op.
 
     Args:
-        a: as `Model.load` takes it; if it is half already, the reference is its float32 twin without rounding.
-        b: as `Model.load` takes it.
-        data: a Feed, or an argument of `Feed.of`, for `a`; with feedback, both models get the states of the reference.
-        progress: called as `progress(done, total)` with runs.
+        a: anything that `Model.load` accepts; a model with low types is replaced by a float32 copy without rounding.
+        b: anything that `Model.load` accepts.
+        data: a Feed, or any data that `Feed.of` accepts, for `a`; with feedback, both get the states of the reference.
+        progress: called as `progress(done, total)` after each run.
 
     Returns:
         The local and the accumulated error of each op, and the first op at which the error jumps.
@@ -185,7 +185,7 @@ def _errors_by_op(pairing: Pairing, accumulated: Errors, local: Errors) -> dict[
 
 
 def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> bool:
-    """True if the error of an op's outputs is over JUMP times the largest of the nearest measured values above."""
+    """True if an op's error is over JUMP times the largest error of the nearest measured values that it depends on."""
     view = pairing.candidate
 
     def above(value: ValueId) -> Iterator[ValueId]:

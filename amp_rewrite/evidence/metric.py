@@ -1,4 +1,4 @@
-"""Distance of two arrays by metric or tolerance, with numpy alone; docs/reference/verify.md has the formulas."""
+"""Comparison of two arrays by a metric or tolerance; docs/reference/verify.md has the formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.settings.request import CRITERION, STARTS
 
 
 def cosine(a: Array, b: Array) -> float:
-    """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both are zero everywhere, 0 if one is."""
+    """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both arrays are all zeros, 0 if only one is."""
     a, b = _scaled_down(a, b)
     if not a.any() and not b.any():
         return 1.0
@@ -28,7 +28,7 @@ def cosine(a: Array, b: Array) -> float:
 
 
 def snr(a: Array, b: Array) -> float:
-    """Return the signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite for equal arrays."""
+    """Return the signal-to-noise ratio, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinity for equal arrays."""
     a, b = _scaled_down(a, b)
     signal, noise = float(a @ a), float((a - b) @ (a - b))
     if not noise:
@@ -42,7 +42,7 @@ def _scaled_down(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def top1(a: Array, b: Array) -> float:
-    """Return the share of rows along the last axis with the largest element (the first among equals) at one position.
+    """Return the share of rows along the last axis with the same argmax in both arrays.
 
     Raise PolicyError for arrays of rank 0 or with a last axis of one element.
     """
@@ -55,7 +55,7 @@ def top1(a: Array, b: Array) -> float:
 
 
 def scaled(a: Array, b: Array) -> float:
-    """Return max |a-b| / max |a|: the largest error in units of the reference's largest value."""
+    """Return max |a-b| / max |a|: the largest error relative to the reference's largest value."""
     error, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(a).max(initial=0.0))
     if not error:
         return 0.0
@@ -63,9 +63,10 @@ def scaled(a: Array, b: Array) -> float:
 
 
 class Measure(NamedTuple):
-    """A number for the similarity of two arrays, between `low` and `high`.
+    """A similarity or distance of two arrays, between `low` and `high`.
 
-    The function gets the values that are finite on both sides, flat and in float64. `usual`: a bound to start with.
+    `function` gets flat float64 arrays of the values that are finite on both sides; for top1, it gets the whole arrays.
+    `usual`: a bound to suggest.
     """
 
     function: Callable[[Array, Array], float]
@@ -83,11 +84,10 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
-    """Return the criterion of a tolerance, of rtol and/or atol, or of a metric with its bound; there is no default.
+    """Return the criterion for a tolerance, for rtol and/or atol, or for a metric with its bound; there is no default.
 
-    `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES with its bound, as in "cosine=0.999".
-    Raise PolicyError, saying what to pass, for none of them, for two, and for a bound that no result or every result
-    keeps.
+    `tolerance` is the bound of the metric "scaled". `metric`: a name in MEASURES with its bound, as in "cosine=0.999".
+    Raise PolicyError, saying what to pass, for none of them, for two of them, and for an invalid bound.
     """
     given: dict[str, Any] = {name: value for name in CRITERION if (value := keywords.get(name)) is not None}
     if not given:
@@ -128,10 +128,10 @@ def _of_text(metric: object) -> Criterion:
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
     """Return the difference of `b` from the reference `a`. O(elements).
 
-    The criterion judges only floating values (complex ones count as two); integers, booleans and strings must be equal.
-    Never ok: other shapes or other kinds of element types; values that are infinite or NaN on one side, infinities of
-    other sign, and NaN on both sides unless `equal_nan`. Types of one kind may differ, as float32 and float16 do. A
-    difference of no elements, or none finite, is ok with `compared` 0; other arrays must have some.
+    The criterion applies to floating values (a complex value counts as two). Integers, booleans and strings must be
+    equal. The arrays must have equal shapes and types of the same kind; float32 and float16 are of the same kind. A
+    value that is infinite or NaN on only one side fails, and so do infinities of opposite sign, and NaN on both sides
+    unless `equal_nan`. Arrays without finite elements pass with `compared` 0 if nothing else fails.
     """
     kind = _kind(a)
     if kind != _kind(b):
@@ -142,7 +142,7 @@ def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Di
 
 
 def _kind(array: Array) -> str:
-    """Return the kind of an element type; by name, because all types of ml_dtypes have numpy's kind V."""
+    """Return the kind of an element type by its name, because every ml_dtypes type has kind V in numpy."""
     name = array.dtype.name
     if name.startswith(("float", "bfloat", "complex")):
         return "float"
@@ -181,7 +181,7 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
     with np.errstate(all="ignore"):
         alike = (a == b) | (np.isnan(a) & np.isnan(b) & equal_nan)
         error = units = np.abs(x - y)
-        if by.name == ALLCLOSE:  # units of the allowed error; without any allowance 0 for no error, else infinity
+        if by.name == ALLCLOSE:  # error relative to the allowed one; if none is allowed, 0 or infinity
             allowed = by.atol + by.rtol * np.abs(x)
             units = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
         if x.size:
@@ -229,10 +229,10 @@ def _text(value: Any) -> str:
 def differences(
     a: Given, b: Given, by: Criterion, *, equal_nan: bool = False, part: str = ""
 ) -> Iterator[tuple[str, Difference]]:
-    """Yield each part of an output by its place, with its difference from the reference's.
+    """Yield the name and the difference of each part of an output.
 
-    A map is one part, and so is a sequence of maps: of equal keys a matrix, as ZipMap reads it. An empty sequence
-    counts as one value, and so does an empty optional.
+    A map is one part, and so is a sequence of maps, which becomes a matrix if all its maps have the same keys, as the
+    outputs of ZipMap do. An empty sequence or optional counts as one value.
     """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         yield part, compare(a, b, by, equal_nan=equal_nan)

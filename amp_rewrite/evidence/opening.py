@@ -1,4 +1,4 @@
-"""Models as opened for a measurement: their device, their low types, and causes of incomparable outputs."""
+"""Preparation of models for a measurement: device, emulation, casts of weights, and checks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ from amp_rewrite.settings.choices import Target, target_of
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Place and manner of the runs of a model.
+    """Execution provider and emulation of a model's runs.
 
-    `provider`: the one that must open; None: WebGPU for a model of that target, CUDA, or the CPU, as they open.
-    `emulate`: run low ops as rounding float32 ops; None: where neither CUDA nor a provider of low types computes them.
+    `provider`: the required provider; None means WebGPU for a model of that target, else CUDA, else the CPU, whichever
+    opens first. `emulate`: run low ops as float32 ops with rounding; by default only
+    if no provider with low types opens.
     """
 
     provider: str | None = None
     emulate: bool | None = None
 
     def way(self, model: Model) -> tuple[str, bool]:
-        """Return the provider of a model, and True if low ops run as rounding float32 ops.
+        """Return the provider of a model, and True if its low ops are emulated.
 
-        A model for WebGPU is emulated as on CUDA without the device, which errs less than sums in float16.
+        Without a WebGPU device, a model for WebGPU is emulated as on CUDA, with smaller errors than WebGPU's sums in
+        float16.
         """
         webgpu = target_of(model) == Target.WEBGPU and self.provider is None
         if webgpu and self.emulate is not True and webgpu_opens():
@@ -56,21 +58,21 @@ class Device:
 
 
 def usual_provider(named: str | None) -> str:
-    """Return the named provider; without one CUDA if it opens, else the CPU."""
+    """Return the named provider; without a name, CUDA if it opens, else the CPU."""
     return (CUDA if cuda_opens() else CPU) if named is None else named
 
 
 def session_on(provider: str, threads: int = 0, options: Mapping[str, str] | None = None) -> SessionOptions:
-    """Return the options of a session on a provider, with its own options."""
+    """Return the options of a session on a provider. `options`: options of the provider itself."""
     providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
     return SessionOptions(providers=providers, provider_options=own, channels_last=True, threads=threads)
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:
-    """Raise ModelError, naming the model, if it is invalid, since its emulation might hide the fault.
+    """Raise ModelError, with the model's name, if a model is invalid; its emulation could hide the fault.
 
-    It must open on the provider, and its outputs must have the types that they declare. A kernel may be missing, since
-    the emulation stands for it.
+    The model must open on the provider, and its outputs must have their declared types. Kernels may be missing, because
+    the emulation does not need them.
     """
     wrong = misdeclared_output(View.of(inlined(model)))
     if wrong is not None:
@@ -84,7 +86,7 @@ def check_as_is(model: Model, name: str, provider: str) -> None:
 
 
 def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
-    """Open a model on the first provider. Raise ModelError, naming the model, if it does not open there."""
+    """Open a model on the first provider. Raise ModelError, with the model's name, if it does not open there."""
     provider = options.providers[0]
     try:
         runner = Runner.open(model, options)
@@ -105,7 +107,7 @@ def name_of(model: object, default: str) -> str:
 
 
 def unrolled(feed: Feed, model: Model) -> Feed:
-    """Return a feed with the states of a float32 model in its batches, one batch for each run."""
+    """Return a feed with one batch per run: add the states from runs of a float32 model to its batches."""
     back = feed.feedback
     if back is None:
         return feed
@@ -121,19 +123,19 @@ def unrolled(feed: Feed, model: Model) -> Feed:
 
 
 def low_types(model: Model) -> tuple[str, ...]:
-    """Return the names of the low types in a model and in its local functions."""
+    """Return the names of the low types in a model and its local functions."""
     return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
 
 
 def written_out(model: Model) -> Model:
-    """Return a float32 model with the operators written out that no kernel of the CPU computes."""
+    """Decompose the operators of a float32 model that lack a CPU kernel."""
     bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
     lacking = any(node.op_type in CUDA_ONLY for body in bodies for node in all_nodes(body))
     return emulate(model, rounding=False, io="float32") if lacking else model
 
 
 def drawing(model: Model, name: str) -> Iterator[str]:
-    """Yield a note if ops draw random numbers without a seed, because comparing their outputs is meaningless."""
+    """Yield a note if ops draw random numbers without a seed: their outputs cannot be compared."""
     view = View.of(model)
     drawn = [op for op in view.ops if _draws(view, op) and all(a.name != "seed" for a in op.node.attribute)]
     if drawn:
@@ -153,11 +155,11 @@ def _draws(view: View, op: Op) -> bool:
 
 
 def casting_in_graph(model: Model) -> Model:
-    """Return the model with pending casts of weights as Cast nodes, if these give the same numbers.
+    """Replace pending casts of weights by Cast nodes with the same results.
 
-    A pending cast must finish, with its result in memory or in a file, before the model opens; a node casts the weight
-    when it is needed, and of a table the rows that are looked up. A Cast gives infinity where a pending cast saturates,
-    so weights that saturate keep their pending cast. O(bytes of weights to round), streamed.
+    A pending cast must finish, in memory or in a file, before the model opens. A Cast node runs when the weight is
+    read, and for a lookup table it casts only the gathered rows. Where a pending cast saturates, a Cast node would
+    return infinity, so such weights keep their pending cast. O(bytes of weights to round), streamed.
     """
     proto = clone(model.proto)
     inputs = {v.name for v in proto.graph.input}
@@ -183,7 +185,7 @@ def casting_in_graph(model: Model) -> Model:
 
 
 def _tables(graph: GraphProto) -> dict[str, list[NodeProto]]:
-    """Return the tables of Gather without other readers, by name, with those nodes."""
+    """Return the Gather nodes of each lookup table without other readers, by the table's name."""
     gathers: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         if (node.domain, node.op_type) == ("", "Gather"):
@@ -197,10 +199,10 @@ _IN_TF32 = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "com.microsoft:
 
 
 def in_tf32(model: Model) -> Model | None:
-    """Return the model with operands of its float32 products rounded as tensor cores read them; it adds in float32.
+    """Round the operands of float32 products to TF32, as tensor cores do; sums stay in float32.
 
-    None where they cannot be stated: in recurrent cells and attention, whose products inside round as well, and in
-    bodies. Each product reads the first 11 of 24 digits: in float64, x (2⁴² + 1) − (x (2⁴² + 1) − x) has 53 − 42
+    Return None if the model has such products inside recurrent cells, attention or bodies, where no node can round
+    them. TF32 keeps 11 of the 24 significant bits. In float64, x (2⁴² + 1) − (x (2⁴² + 1) − x) keeps 53 − 42 = 11
     (T. J. Dekker, A Floating-Point Technique for Extending the Available Precision, Numerische Mathematik 18, 1971).
     """
     view = View.of(model)
@@ -222,17 +224,17 @@ def in_tf32(model: Model) -> Model | None:
 
 
 def opening(model: Model) -> Model:
-    """Return the model in the form to open with the least work.
+    """Return the model in the form that opens fastest.
 
-    Pending casts become Cast nodes, which onnxruntime folds: their results are held in memory, while otherwise the
-    whole model is written to a temporary folder. This applies to models below a quarter of the machine's memory, since
-    two may be open; a larger one is better in a file, whose pages the system can release.
+    Pending casts become Cast nodes, which onnxruntime folds in memory; otherwise, the whole model would be written to a
+    temporary folder. This applies up to a quarter of the machine's memory, since two models may be open at once. A
+    larger model is better in a file, because the system can release its pages.
     """
     return casting_in_graph(model) if model.nbytes <= main_memory() // 4 else model
 
 
 def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:
-    """Return the weight as stored in its file if a Cast node can replace its pending cast, else None."""
+    """Return the weight in its stored type if a Cast node can replace its pending cast, else None."""
     if not is_stub(tensor):
         return None
     place, to = source(tensor), DType.of(tensor.data_type)

@@ -1,4 +1,4 @@
-"""Measured ranges of a model's values: as numbers, as a file, as a table."""
+"""Measured ranges of a model's values, with their file format and table."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ _AGAIN = "calibrate again"
 
 @dataclass(frozen=True, slots=True)
 class Range(Fit):
-    """The `Fit` of all elements of a value over all batches; count 0 if no element was computed."""
+    """Statistics of all elements of a value over all batches; `count` is 0 if no element was computed."""
 
     def times(self, batches: int) -> Range:
-        """Return the range of the same values, seen `batches` times."""
+        """Return the range of the same elements repeated in each of `batches` batches."""
         return Range(
             **{f.name: getattr(self, f.name) * (1 if f.name.startswith("abs") else batches) for f in fields(self)}
         )
 
     def headroom(self, to: DType) -> float:
-        """Return the factor of growth up to the type's largest number; infinity for zeros."""
+        """Return the factor by which values can grow before they overflow; infinity if all are zero."""
         return to.max / self.absmax if self.absmax else math.inf
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ranges(Result):
-    """Ranges of one model's values for the low type `to`, rounded to nearest even.
+    """Ranges of one model's values, with their overflow and underflow when rounded to the low type `to`.
 
-    Constants count once per batch.
+    The elements of a constant count once per batch.
 
     Attributes:
         to: "float16" or "bfloat16".
-        values: range of each floating tensor by its `key`: its name, in a body after the body's path and a colon.
+        values: range of each floating tensor, by name; in a body, the body's path and a colon precede the name.
         batches: number of batches.
-        origin: where the data come from.
+        origin: source of the data.
         random: True for random data.
         model: file name of the model.
         graph: the graph's `Fingerprint`.
         weights: the weights' `Fingerprint`.
-        untapped: the reason for each floating value without a range.
+        untapped: reason for each floating value that was not measured.
         tool: version of this package.
 
     Example:
@@ -80,27 +80,27 @@ class Ranges(Result):
 
     @property
     def brief(self) -> str:
-        """Model, type, and numbers of values and batches."""
+        """One line with the model, the low type, and the numbers of values and batches."""
         seen = f"{count(len(self.values), 'value')} in {count(self.batches, 'batch', 'batches')}"
         return f"{self.model} for {self.to}: {seen}"
 
     def figures(self) -> Sequence[Figure]:
-        """Return the magnitudes along the depth, against the bands of the low types."""
-        from amp_rewrite.reports.page.measured_figures import ranges_figure  # late: few runs draw
+        """Return a figure of the magnitudes by depth, with the ranges of the low types."""
+        from amp_rewrite.reports.page.measured_figures import ranges_figure  # imported late: few runs draw figures
 
         random = " (random, not real data)" if self.random else ""
         data = f"{count(self.batches, 'batch', 'batches')} of {self.origin}{random}"
         return (ranges_figure(self.values, DType.parse(self.to), data),)
 
     def of(self, view: View, value: ValueId) -> Range | None:
-        """Return the range of a value, or None if it was not tapped."""
+        """Return the range of a value, or None if it was not measured."""
         return self.values.get(key(view, value))
 
     def check(self, model: Model) -> None:
-        """Raise an error, naming the difference, if these are not the ranges of this model.
+        """Check that the ranges belong to a model.
 
         Raises:
-            EvidenceError: graph or weights differ.
+            EvidenceError: the graph or the weights differ.
         """
         from amp_rewrite.files.fingerprint import fingerprint
 
@@ -112,7 +112,7 @@ class Ranges(Result):
                 raise EvidenceError(f"the ranges are of another model{name}: {fault}; {_AGAIN} on this one")
 
     def to_json(self) -> str:
-        """Return JSON with one value per line; the same ranges give the same text."""
+        """Return JSON with one value per line; equal ranges have equal JSON."""
         head = {"schema": SCHEMA, **{name: getattr(self, name) for name in _HEAD}}
         lines = {name: json.dumps(value) for name, value in head.items()}
         lines["values"] = _lines({name: asdict(range_) for name, range_ in self.values.items()})
@@ -121,16 +121,16 @@ class Ranges(Result):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
-        """Return the Ranges in the text of `to_json`.
+        """Parse the result of `to_json`. `source`: name of the text in errors.
 
         Raises:
-            EvidenceError: the text is invalid; names the field.
+            EvidenceError: the text is invalid; the message names the field.
         """
         ranges: Ranges = load(text, source, "a file of ranges", _AGAIN, EvidenceError, _ranges)
         return ranges
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file, completely or not at all.
+        """Write the ranges to a file atomically.
 
         Raises:
             EvidenceError: the file cannot be written, or exists.
@@ -144,10 +144,10 @@ class Ranges(Result):
 
     @classmethod
     def load(cls, path: str | Path) -> Ranges:
-        """Return the ranges in a file.
+        """Read ranges from a file.
 
         Raises:
-            EvidenceError: the file is invalid; names the fault in one line.
+            EvidenceError: the file cannot be read or is invalid; the message says why in one line.
         """
         try:
             content = read_regular(path, MAX_BYTES)
@@ -158,7 +158,7 @@ class Ranges(Result):
         return cls.from_json(content, str(path))
 
     def text(self, *, top: int | None = None) -> str:
-        """Return a summary and a table of `top` rows or all: values with infinity or NaN first, then by absmax."""
+        """Return a summary and a table, by default of all values: those with infinity or NaN first, then by absmax."""
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
         random = "; random data is not real data" if self.random else ""
@@ -177,13 +177,13 @@ class Ranges(Result):
 
 
 def key(view: View, value: ValueId) -> str:
-    """Return the name of a value in a file of ranges; equal names in bodies of equal path share one range."""
+    """Return the name of a value in a ranges file; equal names in bodies of equal path share one range."""
     path = view.scopes[view.values[value].scope].path
     return f"{path.removesuffix('/')}:{view.value_name(value)}" if path else view.value_name(value)
 
 
 def check_writable(file: Path, overwrite: bool) -> None:
-    """Raise EvidenceError if ranges cannot be written to `path`, and say why."""
+    """Raise EvidenceError if ranges cannot be written to `file`."""
     if file.suffix.lower() == ".onnx":
         raise EvidenceError(f"cannot write {file}: ranges are JSON, not a model; use the suffix .json")
     check_place(file, EvidenceError)
