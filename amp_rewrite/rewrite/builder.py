@@ -1,4 +1,4 @@
-"""New nodes, and the nodes around an op that a pass replaces."""
+"""New nodes, and the nodes around a replaced op."""
 
 from __future__ import annotations
 

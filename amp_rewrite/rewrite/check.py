@@ -60,7 +60,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 
 
 def misdeclared_output(view: View) -> str | None:
-    """Describe an output whose declared type is wrong; onnx trusts the declaration behind unknown ops."""
+    """Describe an output declared with the wrong type; onnx trusts the declaration behind unknown ops."""
     for formal, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
         types = {type_of_proto(formal.type), view.types[value]}
         if None not in types and len(types) > 1:
@@ -87,7 +87,7 @@ _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | Va
 
 
 def check_source(source: Model) -> None:
-    """Raise ModelError if onnx's checker rejects a model that is returned unchanged because no op can be lowered."""
+    """Raise ModelError if onnx's checker rejects a model returned unchanged because no op can be lowered."""
     fault, _ = examine(source)
     if isinstance(fault, onnx.checker.ValidationError):
         raise ModelError(f"the model is invalid: {one_line(fault)}")
@@ -118,7 +118,7 @@ def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProt
 
 
 def _dense(skeleton: ModelProto) -> ModelProto:
-    """Return the model with inputs in place of sparse initializers, which onnx would infer to be sparse tensors."""
+    """Return the model with inputs in place of sparse initializers; onnx would infer sparse tensors from these."""
     dense = clone(skeleton)
     for sparse in skeleton.graph.sparse_initializer:
         values = sparse.values
@@ -162,7 +162,7 @@ def _planned(view: View, plan: Plan) -> _Planned:
 
 
 def _inferred_types(view: View, inferred: ModelProto) -> _Types:
-    """Return the types that onnx inferred; an empty mapping if it may have copied a declaration instead.
+    """Return the types inferred by onnx; an empty mapping if it may have copied a declaration instead.
 
     This takes a fifth of the time of a second view, and is independent of our own inference.
     """

@@ -1,4 +1,4 @@
-"""Values computed from constants: their numbers, and the pass that folds them."""
+"""Values computed from constants: their numbers, and the pass to fold them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_FLAGS = 1 << 28  # of a constant mask, which is cut to one batch if all bat
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
-    """Yield the moves that lead to a value, nearest first, each with its operand."""
+    """Yield the moves behind a value, nearest first, each with its operand."""
     return behind(view, value, first_input_of(TRACED_MOVES))
 
 
@@ -124,7 +124,7 @@ _ARITHMETIC = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
 def _worth_folding(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
-    """True if folding saves arithmetic; a chain that only reshapes a weight would be stored twice."""
+    """True if folding saves arithmetic; a merely reshaped weight would be stored twice."""
 
     def before(op_id: OpId) -> Iterator[OpId]:
         read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)

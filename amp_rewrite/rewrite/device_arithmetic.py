@@ -1,4 +1,4 @@
-"""Float16 ops expanded into the steps of onnxruntime's CUDA kernels, which round between them."""
+"""Float16 ops expanded into the steps of onnxruntime's CUDA kernels, with rounding in between."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _keepdims(site: EmulatedOp) -> bool:
 
 
 def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """ReduceSum and ReduceMean over leading or trailing axes: a rounded sum, which a mean divides by a rounded count.
+    """ReduceSum and ReduceMean over leading or trailing axes: a rounded sum, divided by a rounded count for a mean.
 
     Over leading axes, the sums of blocks of rows are added in the low type. The device adds them in the order in which
     blocks finish; this adds the last block first. Over other axes, a library sums in float32.
@@ -155,7 +155,7 @@ def _power_above(number: int) -> int:
 
 
 def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int, height: int) -> str:
-    """Append a sum over leading axes: rows go to blocks in turn, which sum in float32 and are added in the low type."""
+    """Append a sum over leading axes: rows go to blocks in turn; float32 sums of blocks are added in the low type."""
     turned = b.op("Transpose", b.reshaped(site.input(0), [rows, -1]), perm=[1, 0])
     parts = b.reshaped(b.zero_padded(turned, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
@@ -172,7 +172,7 @@ def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int,
 
 
 def softplus(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
-    """Softplus: log(1 + exp x), in the form that does not overflow for the sign of x."""
+    """Softplus: log(1 + exp x), without overflow for either sign of x."""
     x, one = site.input(0), b.number(1.0)
     below = b.low("Log", b.low("Add", one, b.low("Exp", x)))
     above = b.low("Add", x, b.low("Log", b.low("Add", one, b.low("Exp", b.op("Neg", x)))))
@@ -253,7 +253,7 @@ CUDA: Mapping[str, Recipe] = {
 def expanded(
     view: View, recipe: Recipe, op: Op, node: NodeProto, taken: set[str], low_type: DType | None
 ) -> tuple[list[NodeProto], list[str]] | None:
-    """Return the nodes that expand an op and the names of its results; None if its kernel computes in float32.
+    """Expand an op; return the nodes and the names of its results, or None if its kernel computes in float32.
 
     `node` is the op with the inputs of the twin. The names of the new nodes are added to `taken`.
     """

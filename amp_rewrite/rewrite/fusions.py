@@ -1,4 +1,4 @@
-"""Records of the fusions: the pattern that becomes one operator, what prevents it, and two example models."""
+"""Records of the fusions: the pattern replaced by one operator, the obstacles, and two example models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builder of node lists: writes equal nodes once, each in the form that the opset needs."""
+"""Builder of node lists: write equal nodes once, each in the form for the opset."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class NodeBuilder:
         return self._dtypes.get(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output; return the name of the output. Attributes that are None are left out."""
+        """Append a node with one output; return the name of the output. Attributes of None are left out."""
         return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
 
     def ops(self, op_type: str, *inputs: str, results: int, domain: str = "", **attributes: Any) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class NodeBuilder:
         return self.op("If", condition, **branches)
 
     def name(self, source: str, result: str) -> None:
-        """Append an Identity that gives a value another name, which no node may have as its output."""
+        """Append an Identity to give a value another name; no other node may output this name."""
         self.nodes.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
 
     def constant(self, values: Array) -> str:
@@ -165,7 +165,7 @@ class NodeBuilder:
     def _listing(
         self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any
     ) -> tuple[str, ...]:
-        """Append an op with a list, which is an attribute before opset `first` and an input from then on."""
+        """Append an op with a list: an attribute before opset `first`, an input from then on."""
         if isinstance(listed, str):
             self.requires(first, f"{op_type} with computed {name}")
             return self.ops(op_type, x, listed, **others)
@@ -175,10 +175,10 @@ class NodeBuilder:
         return self.ops(op_type, x, self.ints(listed), **others)
 
     def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
-        """Cast a value, unless it has the type already; `of` is its type, where the builder does not know it."""
+        """Cast a value, unless it has the type already; `of` is its type, if the builder does not know it."""
         return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
-        """Append a tensor filled with one value, whose shape is in the value `shape`; return its name."""
+        """Append a tensor filled with one value; `shape` is the name of its shape. Return its name."""
         fill: TensorProto = from_array(np.array([value], dtype.numpy))
         return self.op("ConstantOfShape", shape, value=fill)

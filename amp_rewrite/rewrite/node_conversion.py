@@ -44,7 +44,6 @@ class _Form:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def placed(self, view: View, op: Op) -> Replacement:
-        """Return the replacement of an op by this node."""
         new, own = NewNodes(view, op), op.node
         names = {f"x{slot}": name for slot, name in enumerate(own.input)}
         names.update((f"y{slot}", name) for slot, name in enumerate(own.output))
@@ -116,7 +115,7 @@ class _Case:
 
 
 class NodeConverter:
-    """Converts ops to another opset; ops that differ only in names are converted once."""
+    """Converts ops to another opset; ops differing only in names are converted once."""
 
     def __init__(self, view: View, opset: int) -> None:
         self.view, self.opset = view, opset
@@ -195,7 +194,7 @@ _ROWWISE = ("Softmax", "LogSoftmax", "Hardmax")
 
 
 def _rowwise(case: _Case) -> _Form | str:
-    """Return a softmax over all axes from `axis` on in its form at opset 13, which covers one axis.
+    """Return a softmax over all axes from `axis` on in the one-axis form of opset 13.
 
     If several of these axes are larger than 1, Reshapes around it merge them and split them again.
     """

@@ -225,7 +225,7 @@ def moved_to(view: View, opset: int) -> View | str:
 
 
 def _changes(view: View, opset: int) -> list[Replacement] | str:
-    """Return replacements of the ops that change at another opset; or the obstacle to the move."""
+    """Return replacements of the ops with changes at another opset, or the obstacle to the move."""
     changes, converter = list[Replacement](), NodeConverter(view, opset)
     for op in view.ops:
         if op.domain:

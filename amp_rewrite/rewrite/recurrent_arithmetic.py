@@ -43,7 +43,7 @@ def _sigmoid(b: RoundingBuilder, x: str) -> str:
 
 
 def _tanh(b: RoundingBuilder, x: str) -> str:
-    """Append 2 sigmoid(2x) − 1, which has 10 bits after the binary point for positive x."""
+    """Append 2 sigmoid(2x) − 1, with 10 bits after the binary point for positive x."""
     two = b.number(2.0)
     return b.low("Sub", b.op("Mul", two, _sigmoid(b, b.low("Mul", two, x))), b.number(1.0))
 
@@ -59,7 +59,7 @@ def _lstm(b: RoundingBuilder, gates: Sequence[Sequence[str]], states: Sequence[s
 
 
 def _gru(b: RoundingBuilder, gates: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:
-    """GRU with gates in the order z, r, h, whose reset applies after the product."""
+    """GRU with gates in the order z, r, h; the reset applies after the product."""
     z, r = (_sigmoid(b, b.total(*gate)) for gate in gates[:2])
     outer, inner, outer_bias, inner_bias = gates[2]
     inner, outer = b.total(inner, inner_bias), b.total(outer, outer_bias)

@@ -1,4 +1,4 @@
-"""Replacements of ops by nodes, which passes yield, and the driver that applies them round by round."""
+"""Replacements of ops by nodes, yielded by passes, and the driver to apply them round by round."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class LazyPass:
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
-    """Return the reason why ops stay separate at an opset that lacks the operator of a newer one."""
+    """Return the reason why ops stay separate at an opset without the operator of a newer one."""
     newer = f"--opset auto, unless others lose a kernel at opset {first}"
     faster = (
         f"opset {first} has one, but other ops lose a kernel there" if context.opset_chosen else f"faster with {newer}"
@@ -174,7 +174,7 @@ def fused_node(
 
 
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
-    """Return the values that ops read from outside, in order of first use."""
+    """Return the outside values read by ops, in order of first use."""
     results = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in results)
@@ -215,7 +215,7 @@ def run_round(
 
 
 def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
-    """Return the model with replacements applied, no two of which share an op; the view's own model is not changed.
+    """Return the model with disjoint replacements applied; the view's own model is not changed.
 
     Everything else is preserved, including names, order and declarations.
     """
@@ -229,7 +229,7 @@ def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
 
 
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
-    """Return the ops to remove, with those that only removed ops read, and the unread initializers. O(ops visited)."""
+    """Return the ops to remove, with those read only by removed ops, and the unread initializers. O(ops visited)."""
     removed = {op for each in replacements for op in each.ops}
     kept = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
     annotations = view.model.proto.graph.quantization_annotation

@@ -1,4 +1,4 @@
-"""Builder of float32 nodes that round as a device does, and the ops that it expands."""
+"""Builder of float32 nodes with the rounding of a device, and the ops to expand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 class RoundingBuilder(NodeBuilder):
-    """A builder of float32 nodes that can round their results to a low type; a type of None rounds nothing."""
+    """A builder of float32 nodes, able to round their results to a low type; a type of None rounds nothing."""
 
     low_type: DType | None = DType.FLOAT16
 
@@ -43,11 +43,11 @@ class RoundingBuilder(NodeBuilder):
             return self.constant(np.array(value, DType.FLOAT16.numpy).astype(np.float32))
 
     def reshaped(self, x: str, dims: Sequence[int]) -> str:
-        """Append a Reshape, in which 0 copies the dimension of the input and -1 stands for the rest."""
+        """Append a Reshape; 0 copies the dimension of the input, and -1 stands for the rest."""
         return self.op("Reshape", x, self.ints(dims))
 
     def zeros(self, *sizes: str) -> str:
-        """Append zeros whose shape is the concatenation of `sizes`."""
+        """Append zeros in the shape of the concatenated `sizes`."""
         shape = self.op("Concat", *sizes, axis=0) if len(sizes) > 1 else sizes[0]
         return self.full(shape, 0.0, DType.FLOAT)
 
@@ -65,7 +65,7 @@ class RoundingBuilder(NodeBuilder):
     def scan(
         self, states: Sequence[str], parts: Sequence[tuple[str, int]], step: Step, rank: int, *, backward: bool = False
     ) -> list[str]:
-        """Append a Scan over slices of `parts`, each a value and the axis along which to slice it.
+        """Append a Scan over slices of `parts`, each a value and the axis to slice.
 
         `step` gets a builder for the body, the states and the slices. It returns the next states, followed by values
         that the Scan stacks along axis 0; all have the same rank. `backward` goes from the last slice to the first and

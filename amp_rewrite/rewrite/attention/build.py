@@ -1,4 +1,4 @@
-"""Fusion of written-out attentions into Attention of opset 23, with nodes that arrange its operands.
+"""Fusion of written-out attentions into Attention of opset 23, with nodes to arrange its operands.
 
 Rows without visible keys are the difficulty. With finite fills, a softmax gives all keys the same weight. The operator
 returns 0 according to its errata, but runtimes have returned 0, NaN or the mean of all values. So no such row reaches
@@ -44,7 +44,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def write_attention(attention: FusibleAttention) -> AttentionReplacement:
-    """Return the replacement of an attention. Nodes that only depend on the mask are shared by all its readers."""
+    """Return the replacement of an attention. All readers of a mask share the nodes computed from it alone."""
     return _AttentionWriter(attention).written()
 
 
@@ -64,7 +64,7 @@ class AttentionNodes(NewNodes):
         self.attention = attention
 
     def visible_keys(self) -> str:
-        """Add a bool that is True for visible keys; return its name."""
+        """Add a bool, True for visible keys; return its name."""
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
         stem = self.view.value_name(score_mask.value)
@@ -74,7 +74,7 @@ class AttentionNodes(NewNodes):
         return stem if score_mask.visible_if else self.before("Not", (stem,), f"{stem}_shown")
 
     def attending_rows(self, visible: str) -> str:
-        """Add a bool that is True for rows with visible keys; return its name.
+        """Add a bool, True for rows with visible keys; return its name.
 
         A count beyond the range of the low type is infinite, which is not 0 either.
         """
@@ -83,7 +83,7 @@ class AttentionNodes(NewNodes):
         return self.before("Cast", (keys,), f"{visible}_seeing", to=TensorProto.BOOL)
 
     def over_axis(self, op_type: str, source: str, axis: int, stem: str, **attributes: Any) -> str:
-        """Add a node over one axis, in the form that the opset needs; return the name of its result."""
+        """Add a node over one axis, in the form for the opset; return the name of its result."""
         if self.view.opset < FIRST_AXES_INPUT:
             return self.before(op_type, (source,), stem, axes=[axis], **attributes)
         return self.before(op_type, (source, self.constant(f"{stem}_axis", np.array([axis]))), stem, **attributes)
@@ -142,7 +142,7 @@ class _AttentionWriter(AttentionNodes):
         return mask, attending
 
     def _masked_bias(self, bias: str, visible: str, attending: str | None) -> str:
-        """Add a bias that is far below any score at hidden keys, and 0 in rows without visible keys."""
+        """Add a bias far below any score at hidden keys, and 0 in rows without visible keys."""
         stem = f"{bias}_{visible}"
         if attending is not None and not self.attention.infinite_fill:
             bias = self.before("Where", (attending, bias, self.zero(stem)), f"{stem}_seeing")

@@ -43,13 +43,13 @@ class OperandSource:
 
 
 def head_split(view: View, value: ValueId) -> Op | None:
-    """Return the Reshape that splits heads off, if the Transpose that follows it moves them before the tokens."""
+    """Return the Reshape splitting off the heads, if a Transpose then moves them before the tokens."""
     op = view.producer(value, "Transpose")
     return view.producer(op.inputs[0], "Reshape") if op is not None and permutation(op) == SWAP else None
 
 
 def keys_source(view: View, transposed: ValueId) -> OperandSource:
-    """Return the source of keys that have the tokens on their last axis; by default the keys themselves."""
+    """Return the source of keys with the tokens on their last axis; by default the keys themselves."""
     for origin, ops, move in _sources(view, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == (tuple(perm[axis] for axis in (0, 1, 3, 2)), 1):
@@ -108,7 +108,6 @@ def _effect(origin: Dims, steps: tuple[_Step, ...]) -> _Move | None:
 
 
 def _after_moves(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> Array | None:
-    """Return the numbers after moves; None if shapes do not match."""
     moved: Array | None = x
     for kind, perm, dims in steps:
         shape = _concrete(dims, sizes)

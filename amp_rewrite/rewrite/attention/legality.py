@@ -1,4 +1,4 @@
-"""Written-out attentions that one operator can replace: their operands and masks.
+"""Written-out attentions replaceable by one operator: their operands and masks.
 
 This module judges structure and shapes; `equivalence` proves that the operator computes the same.
 """
@@ -35,7 +35,7 @@ from amp_rewrite.rewrite.replacement import Context, Replacement
 
 @dataclass(frozen=True, slots=True)
 class FusibleAttention:
-    """An attention that one operator can replace, judging by structure and shapes.
+    """An attention replaceable by one operator, judging by structure and shapes.
 
     `low` is the type to which it may be lowered. `causal`: its mask only hides the keys after each query. `needs_mask`:
     it has another mask, of the dimensions `mask_dims`, over `lengths` queries and keys. `has_empty_rows`: a row may
@@ -67,7 +67,7 @@ class FusibleAttention:
 
 @dataclass(frozen=True, slots=True)
 class AttentionReplacement(Replacement):
-    """A replacement by one operator. `visible` names its constant for a mask whose numbers are known."""
+    """A replacement by one operator. `visible` names its constant for a mask of known numbers."""
 
     visible: str | None = None
 
@@ -89,7 +89,6 @@ def fusible_attentions(view: View, context: Context) -> Iterator[tuple[OpId, Fus
 
 
 def _fusible(view: View, match: AttentionMatch, context: Context) -> FusibleAttention | str:
-    """Return the fusible attention of a match, or the reason why it is not fusible."""
     axis = int_attribute(match.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
     if axis not in (-1, RANK - 1):
         return "its softmax is not over the last axis"
@@ -195,7 +194,7 @@ def _result_fixes_mask(view: View, match: AttentionMatch, queries: Dims) -> bool
 
 
 def _covers_lengths(shapes: Sequence[Dims], lengths: Dims) -> bool:
-    """True if mask and biases together cover every query and key, which the runtime's kernels do not broadcast."""
+    """True if mask and biases together cover every query and key; the runtime's kernels broadcast neither."""
     sizes = [{shape[axis] for shape in shapes if len(shape) >= -axis} for axis in (-2, -1)]
     return None not in lengths and all(length in known for length, known in zip(lengths, sizes, strict=True))
 
@@ -206,7 +205,7 @@ def _triangular(visible: Array) -> bool:
 
 
 def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
-    """Return why a bias may be infinite in the low type; None if it is computed from numbers that are finite there."""
+    """Return why a bias may be infinite in the low type; None if it is computed from numbers finite there."""
     pending, seen = [bias], {bias}
     while pending:
         value = pending.pop()

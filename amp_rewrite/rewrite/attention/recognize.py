@@ -54,7 +54,7 @@ def selection_mask(view: View, op: Op, slot: int) -> ScoreMask | None:
 
 
 def additive_mask(view: View, value: ValueId | None, low: DType) -> ScoreMask | None:
-    """Return the mask in a summand of scores that is 0 or one number far below them."""
+    """Return the mask in a summand of scores, if the summand is 0 or one number far below them."""
     op = view.producer(value)
     if value is None:
         return None

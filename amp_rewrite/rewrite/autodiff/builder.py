@@ -74,7 +74,7 @@ class Builder(NodeBuilder):
         return cls(view, MAIN, taken=set(view.names), region=region)
 
     def body(self, scope: ScopeId) -> Builder:
-        """Return a builder for a copy of a body of this graph, with names that are unique in the model."""
+        """Return a builder for a copy of a body of this graph, with names unique in the model."""
         return Builder(self.view, scope, taken=self._taken, region=self._region)
 
     def model(self) -> Model:
@@ -139,7 +139,7 @@ class Builder(NodeBuilder):
         return expand
 
     def narrow(self, x: str) -> str:
-        """Return `x` before `expand`, for readers that broadcast; other values are returned as they are."""
+        """Return `x` before `expand`, for broadcasting readers; return other values as they are."""
         return self._narrow.get(x, x)
 
     # -- inputs and outputs ----------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Builder(NodeBuilder):
         del self.graph.initializer[index]
 
     def output(self, name: str, dtype: DType, shape: Shape | None, *, source: str | None = None) -> str:
-        """Make a value a graph output; return its name. With `source`, an Identity outputs that value as `name`."""
+        """Make a value a graph output; return its name. With `source`, an Identity outputs `source` as `name`."""
         if source is not None:
             name = self.fresh(name)
             self.name(source, name)
@@ -177,7 +177,7 @@ class Builder(NodeBuilder):
         return self.reshape(x, [d if isinstance(d, int) else -1 for d in shape])
 
     def shape_of(self, x: str) -> str:
-        """Return the shape as an int64 value: a constant, or computed from graph inputs that have the same named dims.
+        """Return the shape as an int64 value: a constant, or computed from graph inputs with the same named dims.
 
         A Shape of the value itself in the backward pass would keep the value in memory until then.
         """

@@ -1,4 +1,4 @@
-"""Gradients as a graph transform, which appends the backward pass to the model in standard ONNX ops."""
+"""Gradients as a graph transform: append the backward pass to the model in standard ONNX ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VJPS: Rows = {**convolution.ROWS, **elementwise.ROWS, **linear.ROWS, **looping.R
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
-    """Return a new model that also computes the gradients of a loss.
+    """Return a new model with the gradients of a loss as additional outputs.
 
     The gradients follow the model's outputs as `<name>_grad`, in the order of `wrt`, each with the type and shape of
     its variable. A gradient is zero if the loss does not depend on the variable.
@@ -67,7 +67,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 
 
 def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
-    """Return an equivalent model that `backward` can differentiate, with the same value names.
+    """Return an equivalent model, differentiable by `backward`, with the same value names.
 
     Local functions are inlined. An op without a gradient rule on a path to the loss is replaced by a function body,
     from `lowering` or from the standard; so is every BatchNormalization with batch statistics. `loss` and `wrt` name
@@ -125,7 +125,7 @@ def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[s
 
 
 def _accumulate(b: Builder, given: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass, from gradients that have the shapes of their values."""
+    """Append the backward pass, from gradients with the shapes of their values."""
     view, ids = b.view, b.ids
     route = paths(view, b.scope, [ids[name] for name in given], [ids[name] for name in wrt], VJPS)
     pending: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in given.items()}
@@ -140,7 +140,7 @@ def _accumulate(b: Builder, given: Mapping[str, str], wrt: Sequence[str]) -> dic
 
 
 def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
-    """Append the needed gradients of an op's inputs and of the values that its bodies capture."""
+    """Append the needed gradients of an op's inputs and of the values captured by its bodies."""
     row = VJPS.get(v.op.kind)
     if row is None:
         raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")

@@ -163,7 +163,7 @@ def _channel_constant(view: View, op: Op, value: ValueId) -> Array | None:
 
 
 def _silu(view: View, op: Op) -> tuple[Op, ...]:
-    """Return the ops of a SiLU, x · sigmoid(x), that alone reads the result of an op; () for other readers."""
+    """Return the ops of a SiLU, x · sigmoid(x), if it alone reads the result of an op; else ()."""
     sigmoid = next((reader for reader in view.readers(op.results[0]) if reader.kind == "Sigmoid"), None)
     match = direct_match(view, sigmoid, QUICK_GELU) if sigmoid is not None else None
     if match is None or "scaled" in match.values or not confined(view, op.results[0], match.ops):
@@ -172,7 +172,7 @@ def _silu(view: View, op: Op) -> tuple[Op, ...]:
 
 
 def _skip_sum(view: View, x: ValueId, shape: Dims) -> tuple[Op, ValueId, ValueId] | None:
-    """Return the Add that computes x from an image and a skip, which is an image or one number per channel."""
+    """Return the Add computing x from an image and a skip: another image, or one number per channel."""
     add, dims = view.producer(x, "Add"), known_dims(view)
     if add is None or None in shape:
         return None

@@ -58,7 +58,7 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Operator]:
-    """Yield standard operators of these kinds, including those that are written out."""
+    """Yield standard operators of these kinds, including written-out ones."""
     yield from (Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds(kinds))
     for fusion in fuse_clusters(view, context, LATEST):
         if isinstance(fusion, Replacement) and fusion.node.op_type in kinds:
@@ -78,7 +78,7 @@ def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
 
 
 def decompose_fusible(view: View, context: Context, objection: Objection) -> View:
-    """Return the view with each Attention decomposed that onnxruntime's own operator can replace."""
+    """Decompose each Attention replaceable by onnxruntime's own operator; return the view."""
     spelled, _ = run_round(view, (decompose_attentions,), context, objection)
     _, outcomes = run_round(spelled, (fuse_attentions,), context, objection)
     fused = {
@@ -129,7 +129,7 @@ class Fuser:
     context: Context
 
     def shape(self, value: ValueId | None) -> Dims | None:
-        """Return the known shape of a value, in bodies without symbolic sizes, which differ between iterations."""
+        """Return the known shape of a value, in bodies without symbolic sizes, as they differ between iterations."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
         return known_dims(self.view).get(value)
@@ -242,7 +242,7 @@ def _summands(fuser: Fuser, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | N
 def _with_bias(
     fuser: Fuser, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
-    """Return the ops that add a bias of one number per feature to a summand, and the summands and bias without them.
+    """Return the ops adding a bias of one number per feature to a summand, and the summands and bias without them.
 
     Kernels add the bias to the first summand and round, so that must be the one that had it, and not the residual
     stream, which is larger.
@@ -264,7 +264,7 @@ def _with_bias(
 
 
 def _gelu(fuser: Fuser, gelu: Operator) -> Outcome | None:
-    """Fuse a Gelu with the bias before it, or a written-out Gelu at an opset that lacks the operator."""
+    """Fuse a Gelu with the bias before it, or a written-out Gelu at an opset without the operator."""
     x, tanh = gelu.inputs[0], text_attribute(gelu.node, "approximate") == "tanh"
     if x is None or not only_float32(fuser.view, gelu.ops):
         return None

@@ -106,7 +106,6 @@ class _MultiHeadWriter(AttentionNodes):
         return self._proven(KIND, fused_node("MultiHeadAttention", self.last, reads, results, attributes, DOMAIN))
 
     def grouped(self) -> Replacement | None:
-        """Return the replacement by GroupQueryAttention, if it is possible and proven."""
         attention, match = self.attention, self.attention.match
         groups, (batch, _, length, _) = attention.keys.groups, dims_of(self.attention.view, match.queries)
         kv_heads = self.heads // groups
@@ -212,7 +211,7 @@ class _MultiHeadWriter(AttentionNodes):
         return [query_input, swapped, self._base(match.values, "values", "heads")]
 
     def _packed(self, value: ValueId, heads: int) -> ValueId | None:
-        """Return the tokens by features from which a value is split into heads."""
+        """Return the tokens by features behind a value split into heads."""
         return self._merged(head_split(self.attention.view, value), heads)
 
     def _merged(self, op: Op | None, heads: int) -> ValueId | None:
@@ -248,7 +247,7 @@ class _MultiHeadWriter(AttentionNodes):
 
 
 def _shared_tables(view: View, rotations: Sequence[Op | None], heads: Sequence[int], width: int) -> list[str]:
-    """Return the tables of cosines and sines that all rotations share, starting at position 0; none otherwise.
+    """Return the tables of cosines and sines shared by all rotations, starting at position 0; none otherwise.
 
     Rotations of other heads, or of a part of each head, do not qualify.
     """

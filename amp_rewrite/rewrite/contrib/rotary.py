@@ -85,7 +85,7 @@ def _standard_rotation(op: Op) -> _Rotation | None:
 
 
 def _first_equal(view: View, value: ValueId) -> ValueId:
-    """Return the first value that is the cosine or sine of the same angles, so that rotations share tables."""
+    """Return the first cosine or sine of the same angles, to let rotations share tables."""
     producer = view.producer(value)
     if producer is None or producer.kind not in ("Cos", "Sin"):
         return value
@@ -176,7 +176,7 @@ class _RotationWriter(NewNodes):
         return self.before("Reshape", (half_name, shape), f"{name}_cache")
 
     def _trial(self, name: str) -> Trial:
-        """Return a trial on small random operands; `name` is the value that the node rotates."""
+        """Return a trial on small random operands; `name` is the value rotated by the node."""
         view, rotation, rng = self.view, self.rotation, np.random.default_rng(0)
         batch, tokens = 1 if rotation.standard else 2, 3
         x = rng.standard_normal((batch, self.heads, tokens, self.width))

@@ -1,1 +1,1 @@
-"""Canonicalization passes, which run before coloring."""
+"""Canonicalization passes, run before coloring."""

@@ -1,4 +1,4 @@
-"""Passes that drop the bias of keys and move the bias of values behind the projection after an attention.
+"""Passes to drop the bias of keys and to move the bias of values behind the projection after an attention.
 
 The bias of keys adds the same number to all scores of a row, which does not change a softmax. The softmax weights of a
 row sum to one, so the bias of values passes through the attention and can be added after the projection.
@@ -82,7 +82,7 @@ def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """An operand of an attention, the op that reads it, and its axes other than batch and tokens."""
+    """An operand of an attention, its reader, and its axes other than batch and tokens."""
 
     value: ValueId | None
     reader: Op
@@ -91,7 +91,7 @@ class _Operand:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """An attention, as one op or written out: its ops, the one that computes the result, and two operands.
+    """An attention, as one op or written out: its ops, the one computing the result, and two operands.
 
     `heads`: those of queries and of values, if it is one op. `rows_sum_to_one`: the weights of every row sum to one.
     """
@@ -105,7 +105,7 @@ class _Attention:
     written_out: FusibleAttention | None = None
 
     def of_result(self, values: Array) -> Array:
-        """Return a row of values as it appears in the result, repeated for the heads of queries."""
+        """Return a row of values as in the result, repeated for the heads of queries."""
         heads, kv_heads = self.heads
         return np.repeat(values.reshape(kv_heads, -1), heads // kv_heads, axis=0).reshape(-1)
 
@@ -153,7 +153,7 @@ def _only_data_reader(view: View, value: ValueId | None, reader: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """A sum with a bias from which only moves lead to an attention.
+    """A sum with a bias, with only moves between it and an attention.
 
     `reader` is the first op that reads the sum. `elements` has the index in the bias for each position of the operand.
     """
@@ -217,7 +217,7 @@ class _Projection:
         return [op for op in (self.zeroing, self.product, total) if op is not None]
 
     def constants(self, bias: Array, weight: Array, after: Array) -> dict[str, Array]:
-        """Return the projection's bias plus that of values times the weight, and the negative bias for zeroed rows."""
+        """Return the projection's bias plus the value bias times the weight, and the negative bias for zeroed rows."""
         rows = range(0, bias.size, _ROWS_AT_ONCE)
         parts = (bias[i : i + _ROWS_AT_ONCE] @ weight[i : i + _ROWS_AT_ONCE].astype(np.float64) for i in rows)
         moved = sum(parts, after.reshape(-1).astype(np.float64))

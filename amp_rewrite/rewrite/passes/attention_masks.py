@@ -58,7 +58,7 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def _score_sums(view: View) -> list[Op]:
-    """Return the float32 Adds that feed a softmax, except where the scores already contain the fill of another mask.
+    """Return the float32 Adds in front of a softmax, unless the scores already contain the fill of another mask.
 
     There are none below opset 9, which has no Where. Scores under two masks are −inf, below those under one mask, which
     changes the result of a fully masked row.
@@ -161,7 +161,7 @@ def _with_term(view: View, kind: str, term: ScoreTerm, constant: tuple[str, Arra
 
 
 def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
-    """Bound each fill that exceeds the type and only reaches selections, softmaxes, indices or near comparisons.
+    """Bound each fill beyond the type, if it only reaches selections, softmaxes, indices or near comparisons.
 
     O(fills * values reached). A model that lists its weights as inputs (IR version 3) is not changed.
     """

@@ -1,4 +1,4 @@
-"""Passes that split biases off products, and move them to where they cost least.
+"""Passes to split biases off products, and to move them to the cheapest place.
 
 If a bias is far larger than its product, a low result has digits for little but the bias. Split off, the bias is added
 in float32 after the Cast that a float32 reader needs anyway.
@@ -83,7 +83,7 @@ TOKEN_AXES = 3  # batch, tokens, features
 
 @dataclass(frozen=True, slots=True)
 class BiasSum:
-    """An Add of a value and a constant along its last axis, which keeps the shape of the value."""
+    """An Add of a value and a constant along its last axis, keeping the shape of the value."""
 
     add: Op
     source: ValueId
@@ -120,7 +120,7 @@ def _is_flat(view: View, value: ValueId) -> bool:
 
 
 def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
-    """Move a bias into a constant table that is added after it, such as position embeddings. O(Adds).
+    """Move a bias into a constant table added after it, such as position embeddings. O(Adds).
 
     There may be a Concat in between.
     """
@@ -174,7 +174,7 @@ def _moved_into_table(
 
 
 def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each Gemm between Reshapes that merge its leading axes and split them again. O(Gemms).
+    """Replace each Gemm between Reshapes merging its leading axes and splitting them again. O(Gemms).
 
     The replacement is a MatMul, which needs no Reshape, and an Add, which can be fused with norms and activations.
     """
@@ -207,7 +207,7 @@ def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def widen_biases(view: View, context: Context) -> Iterator[Replacement]:
-    """Give three axes to each bias of one axis that is added to a MatMul of three axes. O(Adds)."""
+    """Give three axes to each one-axis bias added to a three-axis MatMul. O(Adds)."""
     for op in view.of_kinds(("Add",)):
         total = BiasSum.of(view, op, context)
         product = view.producer(total.source, "MatMul") if total is not None else None

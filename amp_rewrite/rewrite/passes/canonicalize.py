@@ -1,4 +1,4 @@
-"""Canonicalization: rounds of passes that bring a model into standard form before it is painted.
+"""Canonicalization: rounds of passes to bring a model into standard form before it is painted.
 
 The first rounds inline functions, move the model to its opset and rewrite masks. The others fuse ops into single
 operators. A fused node gets one decision about precision, no Cast can split it, and runtimes fuse it further, such as a
@@ -47,7 +47,7 @@ from amp_rewrite.settings.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A view in standard form, the ops in it that the user's selectors name, and the findings.
+    """A view in standard form, its ops named by the user's selectors, and the findings.
 
     `base` is the result if nothing is lowered, and `notes` are its findings. `rescale`: quantizers get scales of the
     low type.
@@ -63,7 +63,7 @@ class Canonical:
 
 
 def canonicalize(source: View, request: Request, *, widen: bool = False, grouped: bool = True) -> Canonical:
-    """Bring a view into standard form, as the options request it; ops that a selector names are not fused.
+    """Bring a view into standard form, as the options request it; ops named by a selector are not fused.
 
     A pattern that matches no op of the model may match one that a fusion creates. `widen`: also compute ops of the low
     type in float32. `grouped`: as in `Context`.
@@ -101,7 +101,7 @@ def _unmatched(view: View, patterns: Sequence[str]) -> list[str]:
 
 
 def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops that match the request's patterns, leaving out some of the patterns."""
+    """Return the ops matched by the request's patterns, leaving out the patterns in `but`."""
     keep, lower = ([p for p in patterns if p not in but] for patterns in (request.keep, request.lower))
     if not keep and not lower:
         return {}, {}
@@ -111,7 +111,7 @@ def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[M
 
 
 def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view with float32 in place of low types, if ops compute in one that was not requested.
+    """Return the view with float32 in place of low types, if ops compute in one other than the requested type.
 
     This also replaces float64 if the request narrows it. Inputs and outputs keep their types, unless options change
     them.
@@ -272,7 +272,7 @@ _BOUND_FILLS = LazyPass("passes.attention_masks:bound_fills", when=lambda view, 
 
 
 def _findings(rounds: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """Return the findings of all rounds, without refusals for ops that the same round or a later one fused."""
+    """Return the findings of all rounds, without refusals for ops fused in the same round or a later one."""
     fused_at: dict[_Key, int] = {}
     for number, (view, outcomes) in enumerate(rounds):
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)

@@ -53,7 +53,7 @@ def replace_cast_like(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def decompose_group_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each GroupNormalization whose scale and bias are constants of one number per channel. O(ops).
+    """Replace each GroupNormalization with a constant scale and bias of one number per channel. O(ops).
 
     The replacement is an InstanceNormalization between two Reshapes, as PyTorch exports it below opset 21. onnxruntime
     has no CUDA kernel for GroupNormalization, and expands it into some 25 nodes with Casts in between.

@@ -1,4 +1,4 @@
-"""Inlining of a model's local functions, and of the standard's functions that lack a kernel on the target."""
+"""Inlining of a model's local functions, and of the standard's functions without a kernel on the target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from amp_rewrite.settings.request import Request
 
 
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Inline the local functions that process float32 values, so that their ops can be painted.
+    """Inline the local functions with float32 values, to paint their ops one by one.
 
     `low`: also inline those that process low types, so that their ops can be raised.
     """
@@ -66,7 +66,7 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
 
 
 def _prepared(proto: ModelProto) -> ModelProto:
-    """Return the model prepared for onnx's inliner, which ignores attribute defaults and requires a single opset.
+    """Prepare a model for onnx's inliner: it ignores attribute defaults and requires a single opset.
 
     A function of another opset gets the opset of the model if its ops are the same there. The standard requires that of
     functions that are called (IR.md, "Model Local Functions").

@@ -24,7 +24,7 @@ from amp_rewrite.rewrite.replacement import (
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
-    """Replace each cluster by an operator of the standard, or refuse it; `opset` defaults to that of the model."""
+    """Replace each cluster by an operator of the standard, or refuse it; `opset` defaults to the model's."""
     opset = view.opset if opset is None else opset
     for cluster in clusters(view):
         if cluster.kind in _OPERATORS:
@@ -59,7 +59,7 @@ def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replac
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace x · Reciprocal(root) in a norm by x / root, which onnxruntime fuses with the rest of the norm."""
+    """Replace x · Reciprocal(root) in a norm by x / root; onnxruntime fuses it with the rest of the norm."""
     for cluster in clusters(view):
         inverse = next((view.ops[op] for op in cluster.ops if view.ops[op].kind == "Reciprocal"), None)
         product = only_reader(view, inverse.outputs[0], "Mul") if inverse is not None else None

@@ -1,1 +1,1 @@
-"""Range shifting: compute regions of values multiplied by 2⁻ᵏ, which is exact, to fit them into the low type."""
+"""Range shifting: compute regions of values multiplied by 2⁻ᵏ, without rounding, to fit them into the low type."""

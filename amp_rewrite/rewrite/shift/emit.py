@@ -1,4 +1,4 @@
-"""Application of a shift plan: scaled constants and attributes, and Muls where exponents do not match."""
+"""Application of a shift plan: scaled constants and attributes, and Muls between different exponents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SUMMAND_SLOTS = {
 
 
 class Origin(NamedTuple):
-    """The value of the original view that a new value equals, times 2⁻ᵉ."""
+    """A value of the original view; the new value equals it times 2⁻ᵉ."""
 
     value: ValueId
     exponent: int
@@ -96,7 +96,7 @@ def refusal(view: View) -> str | None:
 
 
 class _ShiftEmitter:
-    """Replaces ops in one walk. `natural`: the exponents at which values are computed."""
+    """Replaces ops in one walk. `natural`: the exponents of values as computed."""
 
     def __init__(
         self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest
@@ -144,7 +144,7 @@ class _ShiftEmitter:
         return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), lossy)
 
     def _actual_exponent(self, value: ValueId) -> int:
-        """Return the exponent at which ops read a value: the planned one if the value exceeds the type as it is."""
+        """Return the exponent of a value for its readers: the planned one if the value exceeds the type as it is."""
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
         beyond = math.ldexp(fit.absmax, -natural) * self.request.headroom > self.request.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural
@@ -242,7 +242,6 @@ class _ShiftEmitter:
         return self.constants[key]
 
     def _mul(self, op: Op, target: Origin, result: str, new: NewNodes) -> NodeProto:
-        """Return the Mul that brings a value to another exponent."""
         self.muls.setdefault(op.id, []).append(target)
         exponent = self.natural.get(target.value, 0) - target.exponent
         factor = new.constant(f"shift_by_{exponent}".replace("-", "m"), np.array(math.ldexp(1.0, exponent), np.float32))

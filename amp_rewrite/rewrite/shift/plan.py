@@ -1,4 +1,4 @@
-"""Shift plans: the smallest exponent of each class of values that brings them into the range of the low type.
+"""Shift plans: the smallest exponent of each class of values to bring them into the range of the low type.
 
 The values of a class share one exponent. A constant operand can be scaled by any power of two, so a law with one does
 not constrain the others. A law of two computed values with the same factor puts both into one class; other laws become
@@ -128,7 +128,7 @@ class ShiftRequest:
 
 
 class ShiftRegion(NamedTuple):
-    """Values that are computed times 2⁻ᵉ because one of them, `largest`, exceeds the type."""
+    """Values computed times 2⁻ᵉ because one of them, `largest`, exceeds the type."""
 
     exponent: int
     largest: ValueId
@@ -149,7 +149,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, request: ShiftRequest) -> int:
-    """Return the smallest exponent that gives a value of this magnitude the requested headroom."""
+    """Return the smallest exponent to give a value of this magnitude the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * request.headroom / request.to.max)))
     while absmax * request.headroom > math.ldexp(request.to.max, exponent):
         exponent += 1
@@ -159,7 +159,7 @@ def needed_exponent(absmax: float, request: ShiftRequest) -> int:
 def plan_shift(
     equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], request: ShiftRequest
 ) -> ShiftPlan:
-    """Plan exponents for values that exceed the low type. O(values + relations).
+    """Plan exponents for values beyond the low type. O(values + relations).
 
     `fits`: how measured values of the model round to the type.
     """
@@ -197,7 +197,7 @@ def plan_shift(
 
 
 def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
-    """Return the wanted exponents of classes, and those of others that follow from relations.
+    """Return the wanted exponents of classes, and others implied by relations.
 
     A result follows its factors. A factor follows its result only if the result is shifted further.
     """
@@ -249,7 +249,7 @@ class PortProblem:
 
 
 def solve_ports(laws: Sequence[Law], problem: PortProblem) -> Mapping[OpPort, int]:
-    """Return exponents of all ports that satisfy every law.
+    """Solve the laws for the exponents of all ports.
 
     If inputs and results conflict, a result is computed at another exponent, or an input gets a Mul. If there is no
     other solution, all exponents are 0.
@@ -279,7 +279,7 @@ def _complete(law: Law, exponents: dict[OpPort, int], problem: PortProblem) -> b
 
 
 def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], problem: PortProblem) -> bool:
-    """Change the exponent of one port to satisfy a law; False if no port can change, or only one that did before."""
+    """Change the exponent of one port to satisfy a law; False if no port can change, or only an already changed one."""
     rest = sum(factor * exponents[port] for factor, port in law)
     terms = {port: factor for factor, port in law}
     results = [port for port in terms if port in problem.wanted]

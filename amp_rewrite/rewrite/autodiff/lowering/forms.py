@@ -1,4 +1,4 @@
-"""Function bodies for ops without a gradient rule, and the move to the opset that gradients need."""
+"""Function bodies for ops without a gradient rule, and the move to the opset needed for gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
 
 def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
-    """Return the model at an opset that has the ops of gradients, and a note if it was moved."""
+    """Return the model at an opset with the ops of gradients, and a note if it was moved."""
     opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), FIRST_SCATTER_ADD)
     if opset >= FIRST_SCATTER_ADD:
         return model, ()
@@ -68,7 +68,7 @@ def _batch_norm(v: Forward) -> list[str]:
 
 
 def in_training(op: Op) -> bool:
-    """True for a BatchNormalization with batch statistics, for which onnxruntime has no CUDA kernel."""
+    """True for a BatchNormalization with batch statistics; onnxruntime has no CUDA kernel for it."""
     moves = int_attribute(op.node, "training_mode", 0) or len(op.outputs) > 1
     return op.kind == "BatchNormalization" and bool(moves)
 
@@ -80,7 +80,7 @@ def _instance_norm(v: Forward) -> list[str]:
 
 
 def _channel_shape(v: Forward) -> list[int]:
-    """Return the shape in which a value per channel broadcasts with [N, C, d…]."""
+    """Return the shape to broadcast a value per channel with [N, C, d…]."""
     return [-1, *[1] * (v.rank() - 2)]
 
 
@@ -274,7 +274,7 @@ class _Layer(Forward):
         return (None, None) if bias is None else self.split(self.b, bias, [self.cell.gates] * 2)
 
     def split(self, b: NodeBuilder, x: str, shares: Sequence[int]) -> tuple[str, ...]:
-        """Split the last axis into parts whose sizes are these multiples of the hidden size."""
+        """Split the last axis into parts of these multiples of the hidden size."""
         return b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
     def _product(self, direction: int) -> str:
@@ -292,7 +292,7 @@ class _Layer(Forward):
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
     def _within_length(self) -> list[str]:
-        """Append a bool [steps, batch, 1] that is True within the length of each sequence; [] without lengths."""
+        """Append a bool [steps, batch, 1], True within the length of each sequence; [] without lengths."""
         if not self.has(_LENGTHS):
             return []
         steps = self.b.op("Gather", self.b.op("Shape", self.x(0)), self.b.scalar(0, DType.INT64))
@@ -384,7 +384,7 @@ def with_bodies(view: View, ops: Collection[OpId]) -> Model:
 
 
 def _own_body(view: View, op: Op, node: NodeProto) -> FunctionProto:
-    """Build a function whose inputs have the names of the op's inputs, and make the node a call of it."""
+    """Build a function with the op's input names, and make the node a call of it."""
     names = [name for name in dict.fromkeys(op.node.input) if name]
     b = Builder(view, op.scope, taken=set(view.names), region=op.op_type)
     results = zip(op.node.output, OWN_BODIES[op.op_type](Forward(b, op)), strict=False)

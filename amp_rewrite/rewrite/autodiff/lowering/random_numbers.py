@@ -124,7 +124,7 @@ class _Draw:
     # -- ops -------------------------------------------------------------------------------------------
 
     def dropout(self) -> None:
-        """Replace a Dropout: y = x / (1 - ratio) where the random number is at least the ratio, else 0."""
+        """Replace a Dropout: y = x / (1 - ratio) if the random number is at least the ratio, else 0."""
         b, node = self.b, self.v.op.node
         x, dtype = self.v.x(0), self.v.dtype(0)
         shape = b.op("Shape", x)

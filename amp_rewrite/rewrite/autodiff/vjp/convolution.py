@@ -56,7 +56,7 @@ class Window:
         return [n + f + e - (o - 1) * s for n, f, e, o, s in sizes]
 
     def input_grad(self, v: Call, narrow: str, weight_grad: str, like: str) -> str:
-        """Append the input gradient of a convolution: add each narrow element, times the weight, to what it read.
+        """Append the input gradient of a convolution: add each narrow element, times the weight, to its window.
 
         `weight` is [channels, wide channels per group, kernel…]. The result has the spatial dims of `like`, the wide
         tensor.
@@ -95,7 +95,7 @@ class Window:
         return self._weight_by_conv(v, wide, narrow, channels[1])
 
     def _weight_by_taps(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
-        """Append one matrix product per tap, with channels as the last axis, so that taps read contiguous rows."""
+        """Append one matrix product per tap. Channels are the last axis, so taps read contiguous rows."""
         assert self.narrow is not None
         x = v.do("Transpose", wide, perm=[0, *range(2, 2 + self.rank), 1])
         if any(self.pads):
@@ -140,14 +140,14 @@ class Window:
 
 
 def window_without_pads(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """Return the window that an op's attributes describe, without padding."""
+    """Return the window described by an op's attributes, without padding."""
     strides, dilations = (tuple(v.attr(name) or [1] * len(kernel)) for name in ("strides", "dilations"))
     dims = [fixed_dims(None if s is None else s[2:]) for s in (wide, narrow)]
     return Window(tuple(kernel), strides, dilations, (), (), v.attr("group", 1), dims[0], dims[1])
 
 
 def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """Return the window that an op's attributes describe. GradientError if `auto_pad` depends on unknown dims."""
+    """Return the window described by an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
     plain = window_without_pads(v, kernel, wide=wide, narrow=narrow)
     pads = explicit_pads(v, plain.rank)
     if pads is None:
@@ -201,7 +201,7 @@ def _conv_bias(v: Call, slot: int) -> str:
 
 
 def _transposed(v: Call) -> Window:
-    """Return the window of a ConvTranspose, which is the input gradient of a Conv, so its output is the wide tensor.
+    """Return the window of a ConvTranspose. It is the input gradient of a Conv, so its output is the wide tensor.
 
     With `auto_pad` or `output_shape`, the padding is what exceeds the output.
     """

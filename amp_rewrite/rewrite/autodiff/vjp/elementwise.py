@@ -44,7 +44,7 @@ def _base(v: Call, slot: int) -> str:
 
 
 def _exponent(v: Call, slot: int) -> str:
-    """Append g·y·ln x, with 0 at x = 0, where y is 0 for every p > 0."""
+    """Append g·y·ln x, with 0 at x = 0: y is 0 there for every p > 0."""
     zero = v.do("Equal", v.x(0), 0.0)
     logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
     gradient = v.sum_to(v.do("Mul", v.g, v.do("Mul", v.y(), logarithm)), 1)
@@ -52,7 +52,7 @@ def _exponent(v: Call, slot: int) -> str:
 
 
 def _root(v: Call, slot: int) -> str:
-    """Append g/(2y), with 0 for a sum of squares that is 0, as in torch.std and torch.linalg.vector_norm."""
+    """Append g/(2y), with 0 for a zero sum of squares, as in torch.std and torch.linalg.vector_norm."""
     gradient = v.do("Div", v.do("Mul", v.g, 0.5), v.y())
     view, x = v.b.view, v.b.original(v.x(0))
     summed = None if x is None else view.producer(origin(view, x.id, multiples(view)))
@@ -108,17 +108,17 @@ def _clip_bound(v: Call, slot: int) -> str:
 
 
 def _times_derivative(derivative: Callable[[Call], str]) -> GradientRule:
-    """Return a row for y = f(x) that multiplies the gradient by f'(x)."""
+    """Return a row for y = f(x): multiply the gradient by f'(x)."""
     return row(lambda v, slot: v.do("Mul", v.narrow, derivative(v)))
 
 
 def _over_inverse(inverse_slope: Callable[[Call], str]) -> GradientRule:
-    """Return a row for y = f(x) that divides the gradient by 1/f'(x)."""
+    """Return a row for y = f(x): divide the gradient by 1/f'(x)."""
     return row(lambda v, slot: v.do("Div", v.narrow, inverse_slope(v)))
 
 
 def _where_positive(v: Call, otherwise: str) -> str:
-    """Append the gradient where x > 0, else `otherwise`."""
+    """Append the gradient for x > 0, else `otherwise`."""
     return v.do("Where", v.do("Greater", v.x(0), 0.0), v.g, otherwise)
 
 

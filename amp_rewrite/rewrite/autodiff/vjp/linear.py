@@ -103,7 +103,7 @@ def _as_matrix(v: Call, x: str, last: int | str | None, fallback: int | str | No
 
 
 def _gemm(v: Call, slot: int) -> str:
-    """Append the gradient of A or B in Y = α·A'·B' + β·C, where ' stands for the transposition by transA or transB."""
+    """Append the gradient of A or B in Y = α·A'·B' + β·C; ' stands for the transposition by transA or transB."""
     a, b = bool(v.attr("transA", 0)), bool(v.attr("transB", 0))
     if slot == 0:  # G·B'ᵀ, or B'·Gᵀ for a transposed A
         left, right, transposed = (v.x(1), v.g, (b, True)) if a else (v.g, v.x(1), (False, not b))
@@ -144,7 +144,6 @@ def _axes(v: Call) -> list[int]:
 
 
 def _resized_axes(v: Call) -> list[int]:
-    """Return the axes whose sizes may change."""
     constant, own = v.constant(_SCALES), v.shape(0) or ()
     if constant is not None and constant.size:
         return [axis for axis, scale in zip(_axes(v), constant, strict=True) if scale != 1]

@@ -32,7 +32,7 @@ from amp_rewrite.rewrite.builder import declared
 
 
 def check_no_random_ops(v: Call, scope: ScopeId, where: str) -> None:
-    """Raise GradientError if a body draws random numbers, which would differ when it is recomputed."""
+    """Raise GradientError if a body draws random numbers: they would differ when it is recomputed."""
     view = v.b.view
     for op in (view.ops[op_id] for body in nested_scopes(view, [scope]) for op_id in view.scopes[body].ops):
         if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
@@ -67,7 +67,7 @@ def identity(source: str, name: str) -> NodeProto:
 
 
 def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> GraphProto:
-    """Return the graph of a builder with copies of values as its outputs, and only the nodes that they need.
+    """Return the graph of a builder with copies of values as its outputs, and only the nodes needed for them.
 
     `results` has the name of each value, with a declaration of its type and shape.
     """
@@ -86,7 +86,7 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    """Append the gradients of the captured values; a branch that does not read a value returns zeros."""
+    """Append the gradients of the captured values; a branch returns zeros for values it does not read."""
     branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
         check_no_random_ops(v, scope, "branch")
@@ -122,7 +122,7 @@ class _Sliced(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """The common form of Scan and Loop: a body that runs once per step."""
+    """The common form of Scan and Loop: a body run once per step."""
 
     carried: tuple[_Carried, ...]
     read: tuple[_Sliced, ...]
@@ -152,7 +152,7 @@ def _steps(v: Call) -> _Steps:
 
 
 def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
-    """Return the carried tensors that depend on a differentiated value, directly or after several steps."""
+    """Return the carried tensors dependent on a differentiated value, directly or after several steps."""
     view, scope = v.b.view, v.op.bodies[0]
     ids, ends = values_in(view)[scope], view.scopes[scope].outputs
     sources = [*names, *[s.inner for s in steps.read if s.slot in slots]]
@@ -238,7 +238,7 @@ def summed(b: Builder, name: str) -> DType:
 
 
 def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
-    """Move appended nodes that do not depend on the step, such as a weight's Transpose, out of the body.
+    """Move appended nodes independent of the step, such as a weight's Transpose, out of the body.
 
     Constants stay, because onnx does not infer shapes from captured ones. Original nodes stay, because their names are
     in use outside.
@@ -257,7 +257,7 @@ def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
 
 
 def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
-    """Add outputs that stack the values at the start of all steps, where the backward pass reads them.
+    """Add outputs of the stacked values at the start of all steps, for the backward pass.
 
     Return the outputs by the names of the values in the body.
     """

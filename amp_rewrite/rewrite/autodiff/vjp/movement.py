@@ -1,4 +1,4 @@
-"""VJPs of operators that move elements: Gather, Scatter, Slice, Pad; reshapes, Concat and Split."""
+"""VJPs of data movement: Gather, Scatter, Slice, Pad; reshapes, Concat and Split."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _gather_nd(v: Call, slot: int) -> str:
 
 
 def _scatter_data(v: Call, slot: int) -> str:
-    """Append the gradient of the data: zero where it is overwritten, everything for reduction add."""
+    """Append the gradient of the data: zero for overwritten elements, everything for reduction add."""
     reduction = _reduction(v)
     if reduction in _EXTREMES:
         return _extreme_gradients(v)[0]
@@ -159,7 +159,7 @@ def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
 
 
 def _pad(v: Call, slot: int) -> str:
-    """Crop to the original part; for a mode that repeats elements, scatter-add each to its origin."""
+    """Crop to the original part; for a mode with repeated elements, scatter-add each to its origin."""
     if v.attr("mode", "constant") != "constant":
         return scatter_by_position(v, repeats=True)
     axes = (v.x(3),) if v.has(3) else ()
@@ -178,7 +178,7 @@ def _pad(v: Call, slot: int) -> str:
 
 
 def _pad_value(v: Call, slot: int) -> str:
-    """Append the gradient of the fill value, which is the sum over the padding."""
+    """Append the gradient of the fill value: the sum over the padding."""
     if v.attr("mode", "constant") != "constant":
         return v.zeros(slot)
     totals = [v.b.reduce("ReduceSum", shape_part, None, keepdims=False) for shape_part in (v.g, _pad(v, 0))]
@@ -224,7 +224,7 @@ def _tile(v: Call, slot: int) -> str:
 
 
 def _depth_to_space(v: Call, slot: int) -> str:
-    """Append a SpaceToDepth, which orders channels block by block; CRD needs a transpose to channel by channel."""
+    """Append a SpaceToDepth. It orders channels block by block; CRD needs a transpose to channel by channel."""
     block = v.attr("blocksize")
     channels = v.do("SpaceToDepth", v.g, blocksize=block)
     if v.attr("mode", "DCR") == "DCR":

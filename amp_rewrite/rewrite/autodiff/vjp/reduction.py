@@ -14,7 +14,7 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, from_front, 
 
 
 def _axes(v: Call) -> Sequence[int] | str | None:
-    """Return the reduced axes: numbers, the name of a value that has them, or None for all axes of an unknown rank."""
+    """Return the reduced axes: numbers, the name of a value with them, or None for all axes of an unknown rank."""
     if v.op.op_type.startswith("Global"):
         return range(2, v.rank(0))
     axes = v.attr("axes")
@@ -46,7 +46,7 @@ def _expanded(v: Call, gradient: str) -> str:
 
 
 def _count(v: Call) -> int | str:
-    """Return how many elements are reduced into one: a number, or the name of dims whose product it is."""
+    """Return how many elements are reduced into one: a number, or the name of the dims to multiply."""
     axes, shape = _axes(v), v.shape(0)
     if axes is None:
         return v.b.shape_of(v.x(0))
@@ -80,7 +80,7 @@ def _extreme(v: Call, slot: int) -> str:
 
 
 def _product(v: Call, slot: int) -> str:
-    """Multiply by the product of all other elements, which is correct even if some are zero."""
+    """Multiply by the product of all other elements; this is correct even if some are zero."""
     zero = v.do("Equal", v.x(0), 0.0)
     nonzero = v.do("Where", zero, 1.0, v.x(0))
     product = _reduce_alike(v, "ReduceProd", nonzero)

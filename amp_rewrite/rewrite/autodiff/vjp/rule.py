@@ -1,4 +1,4 @@
-"""Rows of the VJP table, the `Call` that their functions receive, and the ops on paths to a loss.
+"""Rows of the VJP table, the `Call` passed to their functions, and the ops on paths to a loss.
 
 A row has one entry per formal input (`row(…)`). An entry is one of
 
@@ -91,7 +91,7 @@ Backward = Callable[[Builder, Mapping[str, str], Sequence[str]], Mapping[str, st
 
 @dataclass(frozen=True)
 class Forward:
-    """One op of the forward pass, and the builder to which nodes are appended."""
+    """One op of the forward pass, and the builder for new nodes."""
 
     b: Builder
     op: Op
@@ -116,7 +116,7 @@ class Forward:
 
     @property
     def torch_op(self) -> str:
-        """The PyTorch operator from which the op was exported, such as "max.dim"; "" if it is not recorded."""
+        """The PyTorch operator exported as this op, such as "max.dim"; "" if it is not recorded."""
         text = next((entry.value for entry in self.op.node.metadata_props if entry.key == _TORCH_METADATA), "")
         match = _ATEN.search(text)
         return match[1] if match else ""
@@ -181,7 +181,7 @@ class Call(Forward):
 
     @property
     def narrow(self) -> str:
-        """The gradient of the first output before it was expanded, for ops that broadcast it with another operand."""
+        """The gradient of the first output before its expansion, for ops broadcasting it with another operand."""
         return self.b.narrow(self.g)
 
     def y(self, slot: int = 0) -> str:
@@ -216,7 +216,7 @@ class Call(Forward):
         return self.b.op("Range", zero, end, self.b.scalar(1, DType.INT64))
 
     def sum_to(self, gradient: str, slot: int) -> str:
-        """Sum a gradient of output 0's shape over the axes along which an input was broadcast."""
+        """Sum a gradient of output 0's shape over the broadcast axes of an input."""
         return sum_to(self.b, gradient, self.out_shape, self.x(slot))
 
     def divided(self, gradient: str, count: int | str) -> str:
@@ -244,7 +244,7 @@ def from_front(axis: int, rank: int) -> int:
 
 
 def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
-    """Sum a gradient of this shape over the axes along which `x` was broadcast to it.
+    """Sum a gradient of this shape over the broadcast axes of `x`.
 
     Unknown dims are compared at run time.
     """
@@ -264,7 +264,7 @@ def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
 
 
 def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
-    """Return the axes of `shape` along which `own` is broadcast; None if unknown dims leave it open."""
+    """Return the axes of a broadcast from `own` to `shape`; None if unknown dims leave them open."""
     if own is None or shape is None:
         return None
     dropped = len(shape) - len(own)
@@ -320,7 +320,7 @@ class Paths:
         return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
 
     def receivers(self, op: Op) -> list[ValueId | None]:
-        """Return the values that receive a gradient from the op."""
+        """Return the inputs and captured values to receive a gradient from the op."""
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
     def _end(
@@ -385,7 +385,7 @@ def nested_scopes(view: View, scopes: Iterable[ScopeId]) -> Iterator[ScopeId]:
 
 
 def captures(view: View, op: Op) -> Iterator[ValueId]:
-    """Return the values that the bodies of an op read from outside, each once, in order of first use."""
+    """Return the outer values read by the bodies of an op, each once, in order of first use."""
     inner = list(nested_scopes(view, op.bodies))
     seen: dict[ValueId | None, None] = {}
     for scope in inner:
