@@ -1,4 +1,4 @@
-"""Verification: compare the outputs of two models on the same data, with a verdict as data, text and JSON."""
+"""Comparison of the outputs of two models on the same data, with a verdict as data, text and JSON."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
 
 EMULATED = "emulated"
-"""Word in the description of a run with an emulated low type."""
+"""Word in the description of an emulated run."""
 
 _MAX_KEPT = 1 << 30
-"""Bytes of the reference's outputs in memory between runs; others are computed again."""
+"""Maximum bytes of outputs kept in memory between runs; others are computed again."""
 
 Progress = Callable[[int, int], None]
 
@@ -62,24 +62,25 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     **near: Unpack[CriterionKeywords],
 ) -> Verdict:
-    """Return the verdict on the outputs of the candidate `b` against those of the reference `a`, with every number.
+    """Compare the outputs of the candidate `b` with those of the reference `a`.
 
-    The criterion has no default: `tolerance`; `rtol` and/or `atol`; or a `metric`. One batch is in memory at a time.
+    The criterion has no default: give `tolerance`, `rtol` and/or `atol`, or a `metric`. Only one batch is in memory at
+    a time.
 
     Args:
-        a: the reference, as `Model.load` takes it.
-        b: the candidate, as `Model.load` takes it.
-        data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs, and with feedback its
-            own states.
-        outputs: the only ones to compare.
+        a: the reference; anything that `Model.load` accepts.
+        b: the candidate; anything that `Model.load` accepts.
+        data: a Feed, or any data that `Feed.of` accepts, cast to the input types of each model; with feedback, each
+            model gets its own states.
+        outputs: names of the outputs to compare; by default all.
         equal_nan: accept NaN on both sides.
-        emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
-        provider: the one that must open; None: WebGPU for a model converted for it, CUDA, or the CPU, as they open.
-        progress: called as `progress(done, total)` with batches.
-        **near: the criterion, by the options below.
+        emulate: run low ops as float32 ops with rounding; None means unless CUDA opens, since the CPU does not round.
+        provider: the required provider; None means WebGPU for a model converted for it, else CUDA, else the CPU.
+        progress: called as `progress(done, total)` after each batch.
+        **near: the criterion, as one of the options below.
 
     Returns:
-        The verdict. A candidate with other outputs gives one that is not ok.
+        The verdict, which is not ok if the outputs of the candidate have other names or another order.
 
     Raises:
         ModelError: a model is invalid or does not run.
@@ -102,9 +103,9 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A criterion, its outputs (all by default), and True if NaN on both sides passes.
+    """A criterion and the outputs to compare, by default all.
 
-    `to_failure`: stop after the first batch that fails.
+    `equal_nan`: NaN on both sides passes. `to_failure`: stop after the first batch that fails.
     """
 
     by: Criterion
@@ -116,7 +117,7 @@ class Comparison:
 def verdict_of(
     reference: Side, candidate: Side, feed: Feed, comparison: Comparison, progress: Progress | None = None
 ) -> Verdict:
-    """Return the verdict on a candidate. `feed`: batches for the reference."""
+    """Run both models and return the verdict. `feed`: batches for the reference."""
     outputs, refusals = _outputs_to_compare(reference, candidate, comparison.outputs)
     total = len(feed) if progress and not refusals else 0
     rows: list[OutputRow] = []
@@ -146,9 +147,9 @@ def verdict_of(
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two models as it runs, with a description of how it runs.
+    """One of the two models, opened in a session, with a description of its runs.
 
-    `kept`: outputs by batch, computed once as far as memory allows; None if each batch comes once.
+    `kept`: cached outputs by run; None to cache nothing.
     """
 
     ran: ModelRun
@@ -159,7 +160,7 @@ class Side:
 
     @classmethod
     def of(cls, source: object, name: str, device: Device, *, keeps: bool = False, valid: bool = False) -> Side:
-        """Open a model. `keeps`: outputs stay in memory; `valid`: the model need not be checked."""
+        """Open a model. `keeps`: cache its outputs; `valid`: skip the check before an emulation."""
         model = Model.load(source)
         low = " and ".join(low_types(model))
         provider, emulates = device.way(model)
@@ -178,7 +179,7 @@ class Side:
         return cls(ModelRun(name, description), model, runner, tuple(notes), {} if keeps else None)
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str]) -> Mapping[str, Given]:
-        """Return the outputs for a numbered batch, cast to the model's inputs; all outputs if they are kept."""
+        """Return the outputs of a run, with the batch cast to the model's input types; all outputs if cached."""
         if self.kept is not None and number in self.kept:
             return self.kept[number]
         arrays = {name: array for name, array in batch.items() if name in self.inputs}
@@ -202,7 +203,7 @@ class Side:
 def _outputs_to_compare(
     reference: Side, candidate: Side, chosen: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the outputs to compare, and refusals: differences in names and order."""
+    """Return the outputs to compare, and the differences in names and order."""
     expected, given = reference.outputs, candidate.outputs
     first, second = reference.ran.model, candidate.ran.model
     for name in chosen:
@@ -228,7 +229,7 @@ def rows_of(
     outputs: Iterable[str],
     comparison: Comparison,
 ) -> Iterator[OutputRow]:
-    """Yield the rows of one run: the difference of each output from the expected one. `place`: its batch and step."""
+    """Yield the rows of one run: the difference of each output. `place`: batch and step of the run."""
     batch, step = place
     for name in outputs:
         parts = differences(expected[name], results[name], comparison.by, equal_nan=comparison.equal_nan)
@@ -255,14 +256,14 @@ def _caveats(
 SCHEMA = 1
 
 _DEFAULT_STEPS = 100
-"""Steps in the advice to feed states back."""
+"""Steps in the advice on feedback."""
 _MAX_ROUNDING = 0.16
-"""Largest error of an output by roundings of bfloat16: twice the tolerance to start with."""
+"""Largest error that rounding to bfloat16 explains: twice the suggested tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """A model by name, and a description of its run: "float32 on CPUExecutionProvider"."""
+    """The name of a model, and a description of its run, such as "float32 on CPUExecutionProvider"."""
 
     model: str
     as_: str
@@ -273,7 +274,7 @@ class ModelRun:
 
 @dataclass(frozen=True, slots=True)
 class FedData:
-    """The data of both models."""
+    """Origin and size of the data."""
 
     origin: str
     random: bool
@@ -285,19 +286,19 @@ class FedData:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
-    """Verdict on a candidate's outputs against a reference's, with its reason.
+    """Verdict on the outputs of a candidate against those of a reference, with the reason.
 
-    It is `ok` only if every row is, every output has at least one compared value, and there are no `refusals`.
+    It is `ok` only if every row is ok, every output has at least one compared value, and there are no `refusals`.
 
     Attributes:
-        reference: the run of the reference.
-        candidate: the run of the candidate.
+        reference: name and run of the reference.
+        candidate: name and run of the candidate.
         fed: the data.
-        criterion: tolerance or measure.
-        rows: one per output and run: a batch, or with feedback a step on it.
-        refusals: differences in names and number of outputs.
+        criterion: tolerance or metric.
+        rows: one per output and run; a run is a batch, or with feedback a step on a batch.
+        refusals: differences in the names and order of the outputs.
         notes: caveats, for example that the data were random.
-        states: values of `feedback` for outputs like states, if they were not fed back.
+        states: suggested values of `feedback`, if outputs that look like states were not fed back.
     """
 
     reference: ModelRun
@@ -319,7 +320,7 @@ class Verdict(Result):
 
     @property
     def because(self) -> str:
-        """Return the reason in one line: the first objection and the number of others, or the compared values."""
+        """Reason in one line: the first failure and the number of others, or the number of compared values."""
         objections = self._objections
         if objections:
             more = f" ({count(len(objections) - 1, 'more failure')})" if len(objections) > 1 else ""
@@ -330,40 +331,40 @@ class Verdict(Result):
 
     @property
     def brief(self) -> str:
-        """Verdict and reason."""
+        """Verdict and reason in one line."""
         return f"{'ok' if self.ok else 'failed'}: {self.because}"
 
     def figures(self) -> Sequence[Figure]:
-        """Return the scores of the outputs, against the limit."""
-        from amp_rewrite.reports.page.measured_figures import outputs_figure  # late: few runs draw
+        """Return a figure of the outputs' scores and the limit."""
+        from amp_rewrite.reports.page.measured_figures import outputs_figure  # imported late: few runs draw figures
 
         return (outputs_figure(self.rows, self.criterion, self.brief, self._remarks),)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return the compared outputs, in the reference's order."""
+        """Names of the compared outputs, in order."""
         return tuple(dict.fromkeys(row.output for row in self.rows))
 
     @property
     def worst(self) -> tuple[OutputRow, ...]:
-        """Return the worst row of each output: by score, unless something else decided."""
+        """Worst row of each output: a failure without a score first, then by score."""
         rows = [[row for row in self.rows if row.output == output] for output in self.outputs]
         return tuple(max(own, key=lambda row: _badness(self.criterion, row.difference)) for own in rows)
 
     @property
     def largest(self) -> float | None:
-        """Return the largest error relative to the largest value of its output; None without finite values."""
+        """Largest error relative to the largest value of its output; None without finite values."""
         return max((r.difference.scaled for r in self.rows if r.difference.scaled is not None), default=None)
 
     @property
     def score(self) -> float | None:
-        """Worst score of an output in a batch; None without a score."""
+        """Worst score of all rows; None without a score."""
         scores = [row.difference.score for row in self.rows if row.difference.score is not None]
         return (min(scores) if self.criterion.higher else max(scores)) if scores else None
 
     @property
     def reached(self) -> str:
-        """Tolerance of a failed candidate to pass with, if errors alone fail; "" for other criteria."""
+        """Sentence with a tolerance that a failed candidate would pass, or "" if it has other faults or a metric."""
         failed = [row.difference.score for row in self.rows if not row.difference.ok]
         largest = self.largest or math.inf
         if not failed or None in failed or largest > _MAX_ROUNDING or self.criterion.name not in (ALLCLOSE, "scaled"):
@@ -400,9 +401,9 @@ class Verdict(Result):
         return (*failures, *empty)
 
     def text(self, *, verbose: bool = False, command: str = "") -> str:
-        """Return a text: how both ran, a table of the worst batch per output (`verbose`: of all), the verdict.
+        """Return text: both runs, a table of the worst row per output (`verbose`: of all rows), and the verdict.
 
-        `command`: the next one to run.
+        `command`: the command to suggest next.
         """
         facts = (
             ("reference", str(self.reference)),
@@ -423,14 +424,14 @@ class Verdict(Result):
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """Options of the command line to feed the states back."""
+        """Command-line options that feed the states back."""
         words = [word for text in self.states for word in ("--feedback", text)]
         return (*words, "--steps", str(_DEFAULT_STEPS)) if words and self.fed.batches == 1 else tuple(words)
 
     def to_json(self) -> str:
-        """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
+        """Return JSON with one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
 
-        `docs/reference/verify.md` describes the fields. Equal verdicts give equal text.
+        `docs/reference/verify.md` describes the fields. Equal verdicts have equal JSON.
         """
         head = {
             "schema": SCHEMA,
@@ -448,13 +449,13 @@ class Verdict(Result):
 
 
 def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
-    """Return JSON with one field, and one item of each list, per line; infinities and NaN are text."""
+    """Return JSON with each field and each list item on its own line; infinities and NaN are strings."""
     encoded = {name: map(_json, items) for name, items in lists.items()}
     return line_by_line({name: _json(value) for name, value in head.items()}, encoded)
 
 
 def _badness(by: Criterion, difference: Difference) -> tuple[int, bool, float]:
-    """Return the place of a difference in an order from best to worst: equal by nature, by score, refused."""
+    """Return a sort key from best to worst: passed without a score, by score, failed without a score."""
     score = difference.score
     if score is None:
         return (0 if difference.ok else 2), False, 0.0
@@ -490,7 +491,7 @@ def _json(value: object) -> str:
 
 
 def plain_json(value: object) -> object:
-    """Return a value with infinities and NaN as text, in dictionaries, too."""
+    """Replace infinities and NaN by strings, in nested dictionaries too."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Batches for a model: those of the user, checked against the model's inputs, or random ones.
+"""Batches for a model: the user's data, checked against the model's inputs, or random data.
 
-An array is passed on unchanged, cast if every value survives, or rejected with a message that says what to give.
+An array is accepted unchanged, cast if the cast loses no value, or rejected with a message that says what to give.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _NO_BATCH = "the data contain no batch; give at least one"
 class Feed:
     """Batches for one model, for any number of iterations; each batch is checked as it is read.
 
-    With feedback there is one for each run, and a run after the first of a sequence gets states from the run before.
+    With feedback, there is one batch per run; every run of a sequence except the first gets the states of the run
+    before.
 
     Attributes:
-        origin: their source in a report, and the feedback.
-        random: True for random batches.
-        feedback: the outputs that are inputs of the next run; None without any.
-        notes: the casts of the first batch, and the arrays that no input takes, one sentence each.
+        origin: description of the source and the feedback, for reports.
+        random: True for random data.
+        feedback: outputs that become inputs of the next run, or None.
+        notes: casts of the first batch, and arrays without an input.
 
     Example:
         >>> import amp_rewrite
@@ -61,7 +62,7 @@ class Feed:
     _mark: int | None = field(repr=False, default=None)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch by input name, arrays in the input's type. Raise FeedError for an unfit one."""
+        """Yield each batch by input name, cast to the input types. Raise FeedError for an invalid batch."""
         number = -1
         for number, raw in enumerate(self._source()):
             batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
@@ -75,11 +76,11 @@ class Feed:
             raise FeedError(f"{self.origin}: {_NO_BATCH}")
 
     def __len__(self) -> int:
-        """Return the number of batches; for a function or an iterable without a length, by reading all of them once."""
+        """Return the number of runs. For a function or an iterable without a length, this reads all batches once."""
         return self._counted * (self.feedback.steps or 1 if self.feedback else 1)
 
     def place(self, run: int) -> tuple[int, int | None]:
-        """Return the number of a run's batch, and of its step on it if each batch has several."""
+        """Return the index of a run's batch, and of its step if each batch has several."""
         return (run, None) if self.feedback is None else self.feedback.place(run)
 
     @cached_property
@@ -100,31 +101,32 @@ class Feed:
     ) -> Feed:
         """Return the user's data as batches for a model.
 
-        The data are one batch; an iterable of batches; a callable that gives a new one at each call, such as a
-        generator function; a Feed; or a path. A batch is a mapping from input names to arrays, an array (for the only
-        input), or a tuple of arrays in the order of the inputs that have no default; labels after those are left out.
-        Arrays are those of numpy, tensors of torch on any device, and what converts to arrays. A list of arrays is a
-        list of batches. An iterable, such as a DataLoader, must give the same batches in each pass. A path is
+        The data are one batch, an iterable of batches, a callable that returns a new iterable of batches at each call
+        (such as a generator function), a Feed, or a path. A batch is a mapping from input names to arrays, an array
+        (for the only input), or a tuple of arrays in the order of the inputs without a default; arrays after those,
+        such as labels, are left out. An array is a numpy array, a torch tensor on any device, or an object that numpy
+        converts to an array. A list of arrays is a list of batches. An iterable, such as a DataLoader, must return the
+        same batches in each pass. A path names
 
-        - a .npz file whose names are the inputs' (one batch), or `0/input`, `1/input` … (several);
+        - a .npz file with the names of the inputs (one batch), or with `0/input`, `1/input` … (several batches);
         - a folder of .npz files, in natural order.
 
-        Arrays are cast if every value survives (int32 to int64), from float64 to float32, and from wider floats to the
-        low type of an input; `notes` lists these casts. Arrays that no input takes, such as labels, are ignored, with a
-        note, if the first batch has them, feeds every input, and no name resembles an input's. The first batch is
-        checked at once, the others as they are read.
+        Integers are cast if no value can change (int32 to int64), and floats are cast to the float type of the input;
+        `notes` lists these casts. Arrays without an input, such as labels, are ignored with a note if the first batch
+        has them, it feeds every input, and their names do not resemble an input's name. The first batch is checked at
+        once, the others as they are read.
 
         Args:
             data: the data.
-            model: the model that gets them.
+            model: the model to feed.
             allow_nonfinite: accept NaN and infinity.
-            allow_change: accept other batches in each pass, as of a DataLoader that shuffles.
-            extra_axes: axes by input that arrays may have beyond its shape, if their size is 1; they are removed.
-            feedback: outputs that are inputs of the next run, as in "hn=h" or "present.*=past.*"; data may omit those.
-            steps: with feedback, the runs on each batch, a sequence each; None: all batches are one sequence.
+            allow_change: accept different batches in each pass, as from a shuffling DataLoader.
+            extra_axes: by input, an axis of size 1 that arrays may have in addition to its shape; it is removed.
+            feedback: outputs that become inputs of the next run, as in "hn=h" or "present.*=past.*"; optional in data.
+            steps: with feedback, runs per batch, each batch a sequence; None means that all batches form one sequence.
 
         Raises:
-            FeedError: names, types or sizes do not fit, no batch is given, or a file is damaged; says what to give.
+            FeedError: names, types or sizes do not fit, there is no batch, or a file is damaged; it says what to give.
         """
         ports = tuple(replace(port, extra=extra_axes.get(port.name)) for port in input_ports(model))
         back = Feedback.of(feedback, steps, model)
@@ -152,19 +154,19 @@ class Feed:
         feedback: Sequence[str] | str = (),
         steps: int | None = None,
     ) -> Feed:
-        """Return random batches, the same for the same seed in each pass.
+        """Return random batches, determined by the seed and equal in each pass.
 
-        Floats are normal with mean 0 and deviation 1; integers are 0 and 1 by default; booleans are uniform. Inputs
-        with a default are not fed.
+        Floats have a normal distribution with mean 0 and standard deviation 1. Integers are 0 or 1 by default, and
+        booleans are uniform. Inputs with a default are not fed.
 
         Args:
-            model: the model that gets them.
-            batches: their number.
-            shapes: those of inputs by name; otherwise free dimensions get usual sizes, which `origin` states.
+            model: the model to feed.
+            batches: number of batches.
+            shapes: shapes of inputs by name; free dimensions of other inputs get usual sizes, listed in `origin`.
             int_ranges: half-open ranges of integer inputs by name.
-            seed: of the random numbers.
-            feedback: as `of` takes it; a sequence begins with random states.
-            steps: as `of` takes them.
+            seed: seed of the random numbers.
+            feedback: as for `of`; a sequence begins with random states.
+            steps: as for `of`.
 
         Raises:
             FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
@@ -174,22 +176,22 @@ class Feed:
 
     @classmethod
     def drawn(cls, model: Model, asked: Drawing, back: Feedback | None = None) -> Feed:
-        """Return random batches.
+        """Return random batches as `randomly` does, with all options of a Drawing.
 
         Args:
-            model: the model that gets them.
-            asked: their number, shapes and numbers.
-            back: outputs that are inputs of the next run.
+            model: the model to feed.
+            asked: number, shapes and distribution of the batches.
+            back: outputs that become inputs of the next run.
 
         Raises:
-            FeedError: as `randomly` raises it.
+            FeedError: as for `randomly`.
         """
         ports = input_ports(model)
         origin, source = drawn([port for port in ports if port.required], asked)
         return cls(origin, True, back, (), ports, source, asked.batches)._begun()
 
     def _begun(self) -> Feed:
-        """Return the feed with notes and marks of its first batch. FeedError for an unfit one."""
+        """Check the first batch, and return the feed with its notes and checksum. Raise FeedError if it is invalid."""
         batches, back = self._source(), self.feedback
         first = next(batches, None)
         if first is None:
@@ -212,7 +214,7 @@ class Feed:
 
 
 def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
-    """Names in a batch beyond those of the inputs, if every input is fed and no name resembles an input's."""
+    """Return the names without an input, if the batch feeds every input and they do not resemble an input's name."""
     known = {port.name for port in ports}
     if not isinstance(first, Mapping) or not known <= first.keys():
         return frozenset()
@@ -229,13 +231,13 @@ def _mark(batch: Batch) -> int:
 
 
 _MARKED = 4096
-"""Elements of an array by which a batch is recognized."""
+"""Number of elements of each array in the checksum of a batch."""
 
 
 def _checked(
     raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool, ignored: Collection[str] = ()
 ) -> tuple[Batch, tuple[str, ...]]:
-    """Return a batch in the types of the inputs, and notes of its casts. `ignored`: names of no input."""
+    """Return a batch cast to the input types, and notes on its casts. `ignored`: names to leave out."""
     place = f"batch {number}"
     raw, note = named(raw, ports, place)
     _check_names(raw, ports, place, ignored)
@@ -268,7 +270,7 @@ def _check_names(raw: Raw, ports: tuple[Port, ...], place: str, ignored: Collect
 
 
 def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
-    """Return a value in the type of an input, and a note of its cast. Only tensors are checked and cast."""
+    """Return a value cast to the type of an input, and a note on the cast. Only tensors are checked and cast."""
     if port.container != TENSOR:
         return value, ""
     array, note = _typed(port.without_extra(_as_array(value, where)), port, where)
@@ -300,7 +302,7 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
             raise FeedError(f"{where} is {array.dtype}, and the input takes strings; give an array of str")
         return array.astype(object), ""
     to, taken = port.dtype.numpy, port.dtype.spelling
-    if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # numpy reads its own bfloat16 files back as V2
+    if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # numpy loads saved bfloat16 arrays as V2
         return array.view(to), ""
     native = array.dtype.newbyteorder("=")
     if native == to:

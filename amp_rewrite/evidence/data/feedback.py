@@ -1,4 +1,4 @@
-"""Feedback: outputs of a model as inputs of its next run, such as the states of a streaming model."""
+"""Feedback of a model's outputs to the inputs of its next run, such as the states of a streaming model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 
-_MAX_NAMES = 8  # in an error
+_MAX_NAMES = 8  # in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Pairs of an output and its input in the next run.
+    """Pairs of an output and the input that it becomes in the next run.
 
-    `steps`: runs on each batch, as a sequence of its own; None: all batches are the steps of one sequence.
-    `ports`: the inputs of the model.
+    `steps`: runs per batch, each batch a sequence of its own; None means that all batches are the steps of one
+    sequence. `ports`: the inputs of the model, by name.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -34,9 +34,9 @@ class Feedback:
 
     @classmethod
     def of(cls, words: Sequence[str] | str, steps: int | None, model: Model) -> Feedback | None:
-        """Parse words such as "hn=h" or "present.*=past.*"; None without any.
+        """Parse pairs such as "hn=h" or "present.*=past.*"; return None if there are none.
 
-        FeedError for words that do not fit the model, and for steps without feedback or below 1.
+        Raise FeedError for pairs that do not fit the model, and for steps below 1 or without feedback.
         """
         if steps is not None and (steps < 1 or not words):
             raise FeedError(f"{spelled('steps', steps)} needs {spelled('feedback', 'OUT=IN')}, and 1 step or more")
@@ -45,7 +45,7 @@ class Feedback:
         return cls(pairs, steps, {}).for_model(model) if pairs else None
 
     def for_model(self, model: Model) -> Feedback:
-        """Return the same pairs for a model. FeedError if it lacks a name, or if an output cannot be its input."""
+        """Return the same pairs for a model. Raise FeedError for missing names or unequal types."""
         inputs = {port.name: port for port in input_ports(model)}
         outputs = {port.name: port for port in output_ports(model)}
         sources: dict[str, str] = {}
@@ -71,22 +71,22 @@ class Feedback:
 
     @property
     def states(self) -> frozenset[str]:
-        """Inputs of the pairs."""
+        """Names of the inputs in the pairs."""
         return frozenset(into for _, into in self.pairs)
 
     def place(self, run: int) -> tuple[int, int | None]:
-        """Return the number of a run's batch, and of the step on it if batches have several."""
+        """Return the index of a run's batch, and of its step if each batch has several."""
         return (run, None) if self.steps is None else divmod(run, self.steps)
 
     def inputs(self, run: int, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs of a run: a batch, and states from the run before unless it begins a sequence."""
+        """Return the inputs of a run: the batch, with the states of the run before unless the run begins a sequence."""
         begins = run == 0 if self.steps is None else run % self.steps == 0
         return batch if begins else {**batch, **{into: outputs[out] for out, into in self.pairs}}
 
     def runs(self, number: int, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the batch for each run on it, with zeros for missing states at the start of a sequence.
+        """Yield the batch once per run, with zeros for missing states if it begins a sequence.
 
-        FeedError for a state of unknown shape.
+        Raise FeedError for a missing state of unknown shape.
         """
         if self.steps is not None or number == 0:
             batch = {**batch, **self._zeros(batch)}
@@ -94,7 +94,7 @@ class Feedback:
             yield batch
 
     def _zeros(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return zeros for the required states missing in a batch; free dimensions are those of its arrays."""
+        """Return zeros for the required states missing in a batch; its arrays give the sizes of free dimensions."""
         sizes: dict[int | str | None, int] = {}
         for name, array in batch.items():
             sizes |= dict(zip(self.ports[name].shape or (), getattr(array, "shape", ()), strict=False))
@@ -116,13 +116,13 @@ _BEFORE = re.compile(
     r"(?:past_key_values|past|previous|prev|initial|init|old)[._](.+)|(.+?)(?:[._](?:in|prev|past|old)|_?0)"
 )
 _AFTER = re.compile(r"(?:present|next|new|updated)[._](.+)|(.+?)(?:[._](?:out|next|new|n)|n|N)")
-"""Names of a state before and after a run, with the equal part as a group."""
+"""Names of a state before and after a run, with the common part as a group."""
 
 
 def state_pairs(model: Model) -> Mapping[str, str]:
-    """Return the outputs like the next value of an input by name, type and shape, each with this input.
+    """Return outputs that look like states by name, type and shape, each with the input that it seems to update.
 
-    Empty if every input is a state.
+    The result is empty if every input looks like a state.
     """
     inputs, outputs = input_ports(model), output_ports(model)
     fitting = {out.name: [into.name for into in inputs if fits(out, into)] for out in outputs}
@@ -142,7 +142,7 @@ def _stems(name: str, pattern: re.Pattern[str]) -> set[str]:
 
 
 def option_values(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the fewest values of --feedback for pairs; a * joins those of equal ends. `outputs`: of the model."""
+    """Return short values of --feedback for pairs: a * joins pairs with equal ends. `outputs`: of the model."""
     values: dict[str, None] = {}
     for out, into in pairs.items():
         shared = len([*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(out), reversed(into), strict=False))])
@@ -154,7 +154,10 @@ def option_values(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str
 
 
 def expand(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of "OUT=IN"; a * in OUT is any text, and the * in IN the same. FeedError for other words."""
+    """Yield the pairs of "OUT=IN". A * in OUT matches any text, and the * in IN stands for the same text.
+
+    Raise FeedError for an invalid form, and for a pattern without a match.
+    """
     out, _, into = (part.strip() for part in text.partition("="))
     if not out or not into or out.count("*") != into.count("*") or out.count("*") > 1:
         raise FeedError(f"{spelled('feedback', text)} is not of the form OUT=IN, such as hn=h or present.*=past.*")
@@ -169,7 +172,7 @@ def expand(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def fits(out: Port, into: Port) -> bool:
-    """True if an output may be fed to an input: same type, and no contradicting sizes."""
+    """True if an output can be fed to an input: equal types, and no conflicting sizes."""
     if out.dtype is None or (out.dtype, out.container) != (into.dtype, into.container):
         return False
     if out.shape is None or into.shape is None:

@@ -1,4 +1,4 @@
-"""Sources of batches, each a factory of iterators: files, folders, mappings, iterables, functions, random numbers."""
+"""Sources of batches: files, folders, mappings, iterables, functions and random numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.runtime.ports import Port
 
 Raw = Mapping[str, Any]
-"""A batch by input name, before any other check."""
+"""A batch by input name, not checked yet."""
 Source = Callable[[], Iterator[object]]
 
 _Reader = Callable[[], Raw]
@@ -40,21 +40,21 @@ _NUMBERED = re.compile(r"([0-9]{1,9})/(.+)", re.DOTALL)
 def source_of(data: object, known: Collection[str]) -> tuple[str, Source, int | None]:
     """Return the origin of batches, a factory of iterators over them, and their number if known.
 
-    `known`: names of inputs; files are asked for no other arrays.
+    `known`: names of the inputs; only their arrays are read from files.
     """
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
         readers = _files(path, known)
         return path.name or str(path), partial(map, call, readers), len(readers)
-    one = isinstance(data, tuple) and bool(data) and all(map(is_array, data))  # a list of arrays is one of batches
+    one = isinstance(data, tuple) and bool(data) and all(map(is_array, data))  # a list is a list of batches
     if isinstance(data, Mapping) or is_array(data) or one:
         return "the arrays given", partial(iter, [data]), 1
     if isinstance(data, Iterator):
-        return "the batches given", partial(copy, tee(data, 1)[0]), None  # each copy begins with the first batch
+        return "the batches given", partial(copy, tee(data, 1)[0]), None  # each copy starts at the first batch
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable):
         return "the batches given", lambda: map(data.__getitem__, range(len(data))), len(data)
     if isinstance(data, Iterable) and not isinstance(data, bytes):
-        length = length_hint(data, -1)  # a loader of an iterable data set has none, and raises TypeError
+        length = length_hint(data, -1)  # a DataLoader of an iterable data set raises TypeError
         return "the batches given", partial(iter, data), length if length >= 0 else None
     if callable(data):
         return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_called, data), None
@@ -65,7 +65,7 @@ FORMS = (
     "a path, an array, a mapping from input names to arrays, a tuple of arrays in the order of the inputs, a list, a"
     " generator or a DataLoader of these, or a function that yields them"
 )
-"""Forms of data, for errors."""
+"""Accepted forms of data, for error messages."""
 
 
 def _called(data: Callable[[], object]) -> Iterator[object]:
@@ -84,7 +84,7 @@ _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, LookupError, ArithmeticError, MemoryError),
     *(ValueError, TypeError, SyntaxError, RuntimeError),
 )
-"""Exceptions of numpy and zipfile on damaged files."""
+"""Exceptions that numpy and zipfile raise for damaged files."""
 
 
 def _files(path: Path, known: Collection[str]) -> list[_Reader]:
@@ -102,7 +102,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _of_npz(path: Path, known: Collection[str]) -> list[_Reader]:
-    """Return readers of the batches in a file: one, or several with names such as "0/x"."""
+    """Return one reader per batch in a file; a file with names such as "0/x" has several batches."""
     archive = Npz(path)
     numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
     if not all(numbered) or {*known}.issuperset(archive.names):
@@ -118,7 +118,7 @@ def _read(archive: Npz, names: Mapping[str, str], known: Collection[str]) -> Raw
 
 
 class Npz:
-    """A .npz file; sizes by name are read at once, arrays on request, pickles never."""
+    """A .npz file. The constructor reads only the sizes of its arrays, and pickles are never loaded."""
 
     def __init__(self, path: Path) -> None:
         """Raise FeedError if the file is not a .npz file."""
@@ -135,7 +135,10 @@ class Npz:
         return tuple(name.removesuffix(".npy") for name in self._sizes)
 
     def read(self, keys: Mapping[str, str], limit: int) -> dict[str, Array]:
-        """Return arrays by the keys of `keys`. FeedError if they exceed `limit` bytes, or are not arrays of numbers."""
+        """Return the arrays named by the values of `keys`, by its keys.
+
+        Raise FeedError if they exceed `limit` bytes, or are not arrays.
+        """
         total = sum(self._sizes.get(f"{name}.npy", 0) for name in keys.values())
         if total > limit:
             raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed")
@@ -148,13 +151,13 @@ class Npz:
 
 
 def short(name: str) -> str:
-    """Return a name from a file, quoted, cut to 80 characters."""
+    """Return a quoted name, cut to 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:80]} …")
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raise FeedError for a path other than a regular file, and for errors of reading it in the body."""
+    """Raise FeedError if the path is not a regular file, or if the body of the with statement cannot read it."""
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             why = "it is not a regular file" if path.exists() else "there is no such file"
@@ -167,35 +170,35 @@ def _readable(path: Path) -> Iterator[None]:
         raise FeedError(f"cannot read {path}: {why}; write arrays of numbers or text with numpy.savez") from cause
 
 
-# -- one batch as its user gives it --------------------------------------------------------------------------
+# -- one batch from the user --------------------------------------------------------------------------
 
 _FORMS = "a mapping from input names to arrays"
 
 
 def is_array(value: object) -> bool:
-    """True for an array of numpy, or of another library, such as a tensor."""
+    """True for a numpy array, or an array of another library, such as a tensor."""
     return hasattr(value, "__array__") and hasattr(value, "shape")
 
 
 def as_array(value: object) -> Any:
-    """Return a value as a numpy array; a tensor of torch from its device, without gradient, in its own type."""
+    """Return a value as a numpy array of its own type; a torch tensor is detached and copied to the CPU."""
     if type(value).__module__.partition(".")[0] != "torch" or not is_array(value):
         return np.asarray(value)
     torch, tensor = sys.modules["torch"], value.detach().cpu()  # type: ignore[attr-defined]
     if tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
-    return tensor.contiguous().view(torch.int16).numpy().view(DType.BFLOAT16.numpy)  # numpy itself has no bfloat16
+    return tensor.contiguous().view(torch.int16).numpy().view(DType.BFLOAT16.numpy)  # numpy() rejects bfloat16
 
 
 NOT_FED = "not fed: the model has no other input"
-"""The end of a note of arrays that are left out."""
+"""End of a note on arrays that are left out."""
 
 
 def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]:
-    """Return a batch by input name, and a note of arrays left out or "".
+    """Return a batch by input name, and a note on arrays left out, or "".
 
-    Arrays without names are those of the inputs that have no default, in order. Arrays beyond them, such as labels, are
-    left out if there is no other input. FeedError, beginning with `where`, for other batches.
+    Arrays without names belong to the inputs without a default, in order. Additional arrays, such as labels, are left
+    out if the model has no other input. Raise FeedError, with a message that begins with `where`, for other batches.
     """
     if isinstance(batch, Mapping):
         return batch, ""
@@ -223,10 +226,10 @@ _DEFAULT_INTS = (0, 2)
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Random batches: the arguments of `Feed.randomly`, and three more.
+    """Options of random batches: the arguments of `Feed.randomly`, and three more.
 
-    `scale`: the deviation of floats. `free`: the size of free dimensions whose names say nothing; None: `shapes` must
-    give it. `limit`: the largest number of bytes of an array, counted as float64.
+    `scale`: the standard deviation of floats. `free`: the size of free dimensions without a known name; None means that
+    `shapes` must give it. `limit`: the maximum size of an array in bytes, counted as float64.
     """
 
     batches: int = 1
@@ -286,13 +289,13 @@ _USUAL = {
     16: ("sequence", "sequence_length", "seq", "seq_len", "length", "len", "tokens", "time", "frames", "t", "s"),
     64: ("height", "width", "h", "w"),
 }
-"""Usual sizes, and the names of dimensions that get them."""
+"""Usual sizes of free dimensions, by their names."""
 
 
 def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int, ...] | None:
-    """Return the shape of an input with usual sizes in place of free dimensions, and add these to `assumed`.
+    """Return the shape of an input with usual sizes for free dimensions, and add these to `assumed`.
 
-    The first axis is taken for the batch unless its name says otherwise. None if a dimension says nothing.
+    The first axis counts as the batch axis unless its name says otherwise. Return None if a size remains unknown.
     """
     sizes, own = [], dict[str, int]()
     for axis, dim in enumerate(port.shape or ()):
