@@ -189,7 +189,7 @@ def _random_keywords(settings: Request, shapes: Collection[str]) -> dict[str, An
 
 
 def guided_request(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Request:
-    """Return the request of a conversion without the data and criteria that it does not use.
+    """Return the request of a conversion without unused data and criteria.
 
     A criterion in a settings file applies only if there is data. If a file names ranges and data, a repair uses the
     data, and a plain conversion the ranges. UsageError for command-line options (`explicit`) that conflict, or that

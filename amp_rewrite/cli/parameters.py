@@ -94,7 +94,7 @@ def choice(names: str, words: Sequence[str], text: str, heading: str = OUTPUT, *
 
 
 def form(*words: str, text: str) -> Callable[[F], F]:
-    """Return a decorator for the option that selects the output format, by default text."""
+    """Return a decorator for the option selecting the output format, by default text."""
     return choice("--format form", words, text, OUTPUT, default="text", show_default=True)
 
 

@@ -81,7 +81,7 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 @contextmanager
 def progress(title: str, *models: Path, quiet: bool) -> Iterator[CountProgress | None]:
-    """Yield a callback that shows the progress of the body on stderr, as `stages` does."""
+    """Yield a callback showing the progress of the body on stderr, as `stages` does."""
     with _shown(quiet, models) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
@@ -107,7 +107,7 @@ def progress_bar(title: str = "") -> AbstractContextManager[CountProgress | None
 
 @contextmanager
 def stages(title: str, *models: Path, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a callback that shows the stages of the body on stderr; None if nothing is to be shown.
+    """Yield a callback showing the stages of the body on stderr; None if nothing is to be shown.
 
     A terminal shows a bar for each stage, which disappears at the end. Elsewhere, if one of the models is large, each
     stage prints a line at its start and then at least every two seconds.

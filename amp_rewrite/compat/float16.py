@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[\w/.]+")
 
 
 def without_effect(**given: object) -> None:
-    """Warn about each argument that has no effect, unless it is None or False."""
+    """Warn about each argument without effect, unless it is None or False."""
     for name, value in given.items():
         if value is not None and value is not False:
             text = f"{name}={value!r} has no effect; docs/how-to/migrating.md says what happens instead"

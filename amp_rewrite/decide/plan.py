@@ -95,7 +95,7 @@ _TYPES = (DType.FLOAT, *LOW_TYPES)
 
 
 def states_low(stated: AttributeProto) -> bool:
-    """True for an attribute that states a low type for a computation inside an operator."""
+    """True for an attribute stating a low type for a computation inside an operator."""
     return stated.name in INNER_DTYPE_ATTRIBUTES and DType.of(stated.i) in LOW_TYPES
 
 

@@ -430,7 +430,7 @@ def _line_of(file: Path, start: str) -> str:
 
 
 def gpu_memory(load: Loader = ctypes.CDLL) -> int:
-    """Return the bytes that all processes use on the first GPU; MachineError if the driver refuses."""
+    """Return the bytes in use on the first GPU by all processes; MachineError if the driver refuses."""
     driver = load(DRIVER)
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""The `Session` of a model that is converted on loading, and the cache of converted models. Fallbacks warn."""
+"""The `Session` of a model converted on loading, and the cache of converted models. Fallbacks warn."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The first opened provider, which runs every op that it has a kernel for."""
+        """The first opened provider; it runs every op with a kernel of its own."""
         return self._runner.provider
 
     @property
@@ -244,7 +244,7 @@ def _obstacle(first: str, to: DType, device: int) -> str:
 
 
 def _failure_to_open(first: str) -> str:
-    """Return why the first provider cannot be opened, as far as that is known."""
+    """Return why the first provider cannot be opened, as far as known."""
     if first not in _ON_GPU:
         return f"{first} does not open here"
     if absence := hardware().absence:
@@ -333,7 +333,7 @@ def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[st
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
-    """Return the cache that a `cache` argument selects; None for no cache."""
+    """Return the cache selected by a `cache` argument; None for no cache."""
     if cache is True:
         return Cache.usual(os.environ)
     return Cache(Path(cache)) if isinstance(cache, (str, Path)) else cache or None
@@ -352,7 +352,7 @@ _IN_USE = 600.0  # seconds after its last use in which another process may still
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A converted model whose weights stay in the files of the cache, and its report as JSON."""
+    """A converted model, its weights in the files of the cache, and its report as JSON."""
 
     model: Model
     report: str

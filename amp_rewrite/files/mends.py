@@ -1,4 +1,4 @@
-"""Fixes, applied on loading, for unambiguous defects of a model that runtimes overlook."""
+"""Fixes, applied on loading, for unambiguous defects of a model overlooked by runtimes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _only_version(domain: str, op_types: set[str]) -> int | None:
 
 
 def _fix_declarations(model: _Fixer) -> None:
-    """Remove value_info that contradicts an input; report inputs and outputs without a type or a shape."""
+    """Remove value_info contradicting an input; report inputs and outputs without a type or a shape."""
     types = {formal.name: formal.type for formal in model.proto.graph.input}
     wrong = {v.name for v in model.proto.graph.value_info if v.type != types.get(v.name, v.type)}
     if wrong:

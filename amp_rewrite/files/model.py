@@ -22,7 +22,7 @@ from amp_rewrite.files.tensors import PROGRAM_TENSORS, ProgramTensor, Source, So
 
 
 class HoldsModel(Protocol):
-    """A result with a model, such as that of `convert` or `repair`."""
+    """A result with a model, as of `convert` or `repair`."""
 
     @property
     def result(self) -> Model:
@@ -144,7 +144,7 @@ class Model:
         return sum(tensors.nbytes(t) for sparse in (False, True) for t in wire.tensors(self.proto, sparse=sparse))
 
     def recorded(self, setting: str) -> str:
-        """Return a setting that the conversion recorded in the metadata; "" if there is none.
+        """Return a setting recorded in the metadata by the conversion; "" if there is none.
 
         Args:
             setting: its name, such as "target".

@@ -57,7 +57,7 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
 
 
 def _replace_fatal_ops(model: ModelProto) -> None:
-    """Replace ops that crash onnx's inference by ops with the same types and shapes."""
+    """Replace ops by others with the same types and shapes if they crash onnx's inference."""
     nodes = all_nodes(chain(model.graph.node, *(function.node for function in model.functions)))
     for node in (node for node in nodes if node.op_type in _FATAL):
         kind, codes = (node.domain.removeprefix("ai.onnx"), node.op_type), None

@@ -1,4 +1,4 @@
-"""The bytes of tensors: where they are stored, and reading them in chunks.
+"""The bytes of tensors: their place, and reading them in chunks.
 
 A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data has the absolute
 path, the offset, the length, and the *stamp* of the file. For a tensor of a program in memory, the stub has no path,

@@ -165,7 +165,7 @@ def lightened(
 
 @dataclass(slots=True)
 class _WireWalk:
-    """A walk over the messages in a file, with one buffer that starts at byte `start` of the file."""
+    """A walk over the messages in a file, with one buffer starting at byte `start` of the file."""
 
     file: BinaryIO
     size: int

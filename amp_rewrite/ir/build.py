@@ -79,7 +79,7 @@ def build(proto: ModelProto) -> Index:
 
 
 def check_imports(proto: ModelProto) -> None:
-    """Raise ModelError for opset imports and function names that onnx refuses."""
+    """Raise ModelError for opset imports and function names refused by onnx."""
     for function in proto.functions:
         _refuse_bytes((function.domain, function.name), "the domain or name of a function")
     holders = (("the model", proto), *((f"function {f.name!r}", f) for f in proto.functions))
@@ -132,7 +132,7 @@ class _Build:
 
 
 class _Graph:
-    """The main graph or a body while it is indexed. `outer`: the types that the owner gives its formal inputs."""
+    """The main graph or a body while it is indexed. `outer`: the types of its formal inputs, given by the owner."""
 
     def __init__(
         self, build: _Build, graph: GraphProto, parent: _Graph | None, path: str, outer: Sequence[ValueType | None]
@@ -159,7 +159,7 @@ class _Graph:
     # -- values --------------------------------------------------------------------------------------
 
     def _inputs(self, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
-        """Define formal inputs and initializers; return the inputs that a caller may feed, in order."""
+        """Define formal inputs and initializers; return the inputs open to a caller, in order."""
         graph = self.scope.graph
         constants = {t.name: t for t in graph.initializer}
         may_override = self.main and self.build.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
@@ -261,7 +261,7 @@ class _Graph:
         return op_id
 
     def _wrong_scale(self, schema: Signature, inputs: Sequence[ValueId | None]) -> str | None:
-        """Return a message for a scale that makes onnx infer a negative size, and perhaps crash."""
+        """Return a message for a scale making onnx infer a negative size, and perhaps crash."""
         at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # the scales come after a region
         tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
         scales = [float(x) for t in tensors if t is not None and not is_stub(t) for x in in_memory(t).ravel()]

@@ -160,7 +160,7 @@ def trail(view: View, value: ValueId | None, step: Step, limit: int | None = Non
 
 
 def origin(view: View, value: ValueId, step: Step, limit: int | None = None) -> ValueId:
-    """Return the last input that `behind` reaches, or the value itself if it passes no op."""
+    """Return the last input reached by `behind`, or the value itself if it passes no op."""
     return [value, *(read for _, read in behind(view, value, step, limit))][-1]
 
 
@@ -191,7 +191,7 @@ def casts_floats(view: View, op: Op) -> bool:
 
 
 def keeps_type(view: View, op: Op) -> bool:
-    """True if the first input and result of an op have the same known type, as in a Cast that is a copy."""
+    """True if the first input and result of an op have the same known type, as in a redundant Cast."""
     before, after = (view.dtype(v) for v in (op.inputs[0], op.outputs[0]))
     return before is not None and before is after
 
@@ -228,7 +228,7 @@ class Flow:
         self.view, self.slots, self._seams = view, slots, _seams(view)
 
     def through(self, op: Op) -> Sequence[int]:
-        """Return the inputs that a walk passes to the op's result; none for an op that ends the walk."""
+        """Return the inputs on a walk to the op's result; none for an op ending the walk."""
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
@@ -258,7 +258,7 @@ class Flow:
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
-        """Return the readers of some values that end a walk."""
+        """Return the readers of some values ending a walk."""
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]
 
 
@@ -273,7 +273,7 @@ def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
 def reach(
     starts: Iterable[Node], near: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool] = lambda _: True
 ) -> set[Node]:
-    """Return all nodes that repeated steps to `near` reach from the starts.
+    """Return all nodes within reach of the starts by repeated steps to `near`.
 
     `enter`: True if the walk may enter a node, also one of the starts.
     """

@@ -1,4 +1,4 @@
-"""Symbolic dimensions: products of names and numbers, and the inputs that shape rules read."""
+"""Symbolic dimensions: products of names and numbers, and the inputs read by shape rules."""
 
 from __future__ import annotations
 

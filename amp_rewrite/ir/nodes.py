@@ -178,7 +178,7 @@ def _bound(op: Op, types: Types) -> Mapping[str, ValueType]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
-    """Return the type that these inputs bind to each variable, or an error message if they clash."""
+    """Return the type bound to each variable by these inputs, or an error message if they clash."""
     binding: dict[str, ValueType] = {}
     first: dict[str, int] = {}
     for slot, actual in enumerate(inputs):

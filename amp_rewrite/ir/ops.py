@@ -1,4 +1,4 @@
-"""The table of ops, with facts about each operator that its schema does not have.
+"""The table of ops, with facts about each operator beyond its schema.
 
 Painting, facts and needs, placement, shape inference and range shifting read it. A new operator is one row here and one
 entry in `lists/`. An op without a row belongs to no class; `op_classes` has the sets of ops by trait.
@@ -35,7 +35,7 @@ class Way(Enum):
 
 
 class Need(Enum):
-    """The information that a reader needs from a value and a low type may lose."""
+    """Information needed by a reader of a value, at risk in a low type."""
 
     EXACT = "the exact number"
     SIDE = "on which side of another number it is"

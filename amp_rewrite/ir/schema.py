@@ -1,4 +1,4 @@
-"""Operator schemas: type variables, legal types, and attributes that set types."""
+"""Operator schemas: type variables, legal types, and attributes setting types."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _contrib_name(domain: str, op_type: str) -> str:
 
 
 def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator of ai.onnx that onnx's checker refuses, but a runtime may accept.
+    """True for an operator of ai.onnx refused by onnx's checker, but perhaps accepted by a runtime.
 
     It is unknown to onnx at this opset, or deprecated there with a function that runtimes still compute.
     """
@@ -205,7 +205,7 @@ def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
 
 
 def is_runtime_only(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator of ai.onnx that onnxruntime knows at this opset, but onnx does not.
+    """True for an operator of ai.onnx known to onnxruntime at this opset, but not to onnx.
 
     Its optimizers write LayerNormalization before opset 17, and SimplifiedLayerNormalization at any opset.
     """

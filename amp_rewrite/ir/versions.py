@@ -1,4 +1,4 @@
-"""The first ai.onnx opset or IR version with each feature that the code depends on.
+"""The first ai.onnx opset or IR version with each feature used here.
 
 `files` comes before this wing and has its own: `files.loading.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
 Constants in `files.skeleton`. Everything else comes from the kernel tables and onnx's schemas.

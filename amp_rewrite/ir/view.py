@@ -268,11 +268,11 @@ class View(Index):
         return nx.subgraph_view(graph, filter_edge=lambda *edge: "carried" not in graph.edges[edge])
 
     def after(self, starts: Iterable[OpId]) -> set[OpId]:
-        """Return these ops and all ops that depend on them."""
+        """Return these ops and all ops depending on them."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow, list(starts))))
 
     def before(self, ends: Iterable[OpId]) -> set[OpId]:
-        """Return these ops and all ops that they depend on."""
+        """Return these ops and all their dependencies."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow.reverse(copy=False), list(ends))))
 
 

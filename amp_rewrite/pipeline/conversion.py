@@ -91,7 +91,7 @@ class Draft:
         widen: bool = False,
         grouped: bool = True,
     ) -> Draft:
-        """Return the draft of anything that `Model.load` accepts. O(nodes + uses); reads each constant once.
+        """Return the draft of anything accepted by `Model.load`. O(nodes + uses); reads each constant once.
 
         `widen`: treat low values of the model as float32. `grouped`: see `Context`; False is used instead if the
         grouped ops would not become low.
@@ -156,7 +156,7 @@ class Draft:
         return self._painted(pins) if pins else self._unpinned
 
     def opens(self) -> bool:
-        """True if every op that has only low kernels is low, so the model can be opened."""
+        """True if every op with only low kernels is low, so the model can be opened."""
         return not self.view.of_kinds(LOW_ONLY) or self.paint().opens(self.view)
 
     @cached_property

@@ -108,7 +108,7 @@ def _converted(
 
 @takes(KEYWORDS)
 def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
-    """Return the reasons for the types of ops in a conversion, as chains that lead back to the op that decided.
+    """Return the reasons for the types of ops in a conversion, as chains leading back to the op that decided.
 
     Args:
         model: the result of `convert` or `repair`, a report or its file; or a model to convert.

@@ -85,7 +85,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
 
 
 def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> str:
-    """Return a hint at options with which the target has kernels for some of these ops."""
+    """Return a hint at options that give some of these ops a kernel on the target."""
     from amp_rewrite.rewrite.opset import at_opset, relabeled  # late: few conversions lower little
 
     to, target = request.to, request.target
@@ -105,7 +105,7 @@ def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> 
 
 
 def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
-    """Return findings about op types that stay float32 because of the opset, missing kernels or an unknown type."""
+    """Return findings about op types staying float32 because of the opset, missing kernels or an unknown type."""
     notes: dict[tuple[str, str], str] = {}
     for op in view.ops:
         paint = coloring.of(op.id) if op.signature is not None else None
@@ -147,7 +147,7 @@ def state_findings(view: View, dtype_of: DtypeOf) -> Iterator[Finding]:
 
 
 def target_findings(view: View, target: Target, *, tried: bool = False) -> Iterator[Finding]:
-    """Yield findings about operators and versions that the target does not support.
+    """Yield findings about operators and versions unsupported by the target.
 
     `tried`: other opsets were tried, and none is better.
     """
@@ -200,7 +200,7 @@ def oldest_onnxruntime(view: View, target: Target, to: DType) -> str | None:
 
 
 def needs_release(view: View, oldest: str, to: DType) -> Finding:
-    """Return the finding about the release of onnxruntime that its own operators need."""
+    """Return the finding about the release of onnxruntime needed by its own operators."""
     names = own_operators(view)
     both = to is DType.FLOAT16 and CUDA_ONLY.isdisjoint(names)  # the CPU has no kernels in bfloat16
     where = "CUDA and on the CPU" if both else "CUDA"

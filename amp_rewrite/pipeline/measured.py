@@ -111,7 +111,7 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> Draft:
 
 
 def _fused_norms(view: View, coloring: Coloring) -> int:
-    """Return the number of low norms of a sum, whose mean magnifies the rounding of large values."""
+    """Return the number of low norms of a sum: their mean magnifies the rounding of large values."""
     return sum(view.ops[op].op_type.startswith("Skip") for op in {op for op, _ in coloring.low})
 
 

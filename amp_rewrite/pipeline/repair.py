@@ -254,7 +254,7 @@ class Region:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """The pins that keep the region in float32."""
+        """The pins keeping the region in float32."""
         return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 
@@ -452,7 +452,7 @@ class BudgetSpent(Exception):
 
 
 def minimal_set(suspects: int, test: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
-    """Return a minimal set of the suspects 0, 1 … (sorted) that passes a test; None if no tested set passes.
+    """Return a minimal set of the suspects 0, 1 … (sorted) passing a test; None if no tested set passes.
 
     Doubling and bisection find the shortest passing prefix. Then halves, quarters … and single suspects are dropped as
     long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions

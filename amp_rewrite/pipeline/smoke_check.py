@@ -93,7 +93,7 @@ def _error(rows: Sequence[OutputRow]) -> float | None:
 
 
 def _unchanged(source: Model, converted: Converted) -> Converted:
-    """Return a conversion that changes nothing, with an objection if onnxruntime cannot open the model."""
+    """Return a conversion changing nothing, with an objection if onnxruntime cannot open the model."""
     try:
         require("the check of a conversion")
         if source.nbytes <= MAX_WEIGHTS:

@@ -171,7 +171,7 @@ class Delta(Result):
         return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
-        """Return a section for a comment on a pull request, with each op that fits. Ends with a newline."""
+        """Return a section for a comment on a pull request, with as many ops as fit. Ends with a newline."""
         lines = [f"**Precision: {self.summary()}**"]
         rows = [[cut(cell, _MARKDOWN_CELL) for cell in row] for row in self._rows()]
         if rows:

@@ -180,7 +180,7 @@ def _loose(casts: Iterable[_Cast]) -> Counter[tuple[str, str]]:
 
 
 def _casts(report: Report, names: Mapping[int, int]) -> dict[Hashable, list[_Cast]]:
-    """Return casts by what they cast: a result of a pair, of a row of one report alone, or a named value."""
+    """Return casts by their source: a result of a pair, of a row of one report alone, or a named value."""
     groups: dict[Hashable, list[_Cast]] = defaultdict(list)
     for place, cast in live_casts(report):
         source: Hashable = (cast.scope, cast.value)
@@ -221,7 +221,7 @@ def live(report: Report) -> list[int]:
 
 
 def _copies(row: Row) -> bool:
-    """True for constants, copies and casts between floats, which `Row.reads` looks through."""
+    """True for constants, copies and casts between floats; `Row.reads` looks through these."""
     ends = row.inputs[:1] + row.outputs[:1]
     return row.op in ("Constant", "Identity") or (row.op in CASTS and (len({*ends}) < 2 or {*ends} <= FLOATING))
 

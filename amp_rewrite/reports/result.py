@@ -36,7 +36,7 @@ class Result:
         return ()
 
     def to_html(self) -> str:
-        """Return a page of the figures, or of the text without any, as HTML that reads no other file."""
+        """Return a page of the figures, or of the text without any, as HTML reading no other file."""
         from amp_rewrite.reports.page.page import page_of, written_out  # late: most results are not drawn
 
         return page_of(self.brief, tuple(self.figures()) or (written_out(self.text()),))

@@ -1,4 +1,4 @@
-"""Work of products, convolutions, recurrent ops and attention: operations, and sizes that suit tensor cores.
+"""Work of products, convolutions, recurrent ops and attention: operations, and sizes for tensor cores.
 
 Each summed product counts as two operations. Sources: the operator documentation of ONNX and, for contrib operators
 that exporters write, of onnxruntime 1.31.1. onnx infers no shape for the results of these, so their inputs count.

@@ -52,7 +52,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops that match a fusion but stay separate; `reason` is one clause."""
+    """Ops left separate although a fusion matches; `reason` is one clause."""
 
     kind: str
     last: OpId

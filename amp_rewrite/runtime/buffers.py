@@ -40,7 +40,7 @@ def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
 
 
 def as_value(tensor: object) -> Any:
-    """Return an OrtValue that shares the memory of an OrtValue, an array, or a DLPack tensor (torch, cupy, jax …).
+    """Return an OrtValue sharing the memory of an OrtValue, an array, or a DLPack tensor (torch, cupy, jax …).
 
     ModelError for a tensor that DLPack cannot export, because it requires gradients or is not contiguous.
     """

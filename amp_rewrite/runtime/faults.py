@@ -95,7 +95,7 @@ class RuntimeFault:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTarget:
-    """The runtime that a model is converted for: its release, or "" for any, and the providers of onnxruntime."""
+    """The target runtime: its release, or "" for any, and the providers of onnxruntime."""
 
     runtime: str = ONNXRUNTIME
     release: str = ""
@@ -214,7 +214,7 @@ def _grouped(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
 
 
 def _long_transposed(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield each float16 ConvTranspose with a spatial dimension that is unknown or beyond 2048."""
+    """Yield each float16 ConvTranspose with a spatial dimension unknown or beyond 2048."""
     for op in _low(view, dtype_of, ("ConvTranspose",)):
         shape = shape_of(view, op.outputs[0])
         if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
@@ -244,7 +244,7 @@ def low_convolutions(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
 
 
 def float32_products(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield the float32 products, convolutions, recurrent cells and attention ops, which TF32 would round."""
+    """Yield the float32 products, convolutions, recurrent cells and attention ops, the ops rounded by TF32."""
     return (op for op in view.of_kinds(HEAVY) if any(dtype_of(value) is DType.FLOAT for value in op.results))
 
 
@@ -281,7 +281,7 @@ FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].item
 def fault_findings(
     view: View, dtype_of: DtypeOf, target: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
 ) -> Iterator[Finding]:
-    """Yield a finding for each fault that affects a model, about the first affected op. O(nodes).
+    """Yield a finding for each fault affecting a model, about the first affected op. O(nodes).
 
     `dtype_of`: the types after the conversion. `mended`: ops that the conversion rewrites.
     """
@@ -293,7 +293,7 @@ def fault_findings(
 
 
 def faults(view: View, to: DType, target: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
-    """Yield the ops that a release computes wrongly in the low type, each with the fault. O(nodes)."""
+    """Yield the ops computed wrongly by a release in the low type, each with the fault. O(nodes)."""
 
     def dtype_of(value: ValueId) -> DType | None:
         dtype = view.dtype(value)

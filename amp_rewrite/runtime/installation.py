@@ -30,7 +30,7 @@ DEFAULT = "onnxruntime-gpu"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that contains the module. `lost`: files of it that are missing."""
+    """A package containing the module. `lost`: files of it that are missing."""
 
     name: str
     version: str
@@ -49,7 +49,7 @@ class InstallationFault:
 
 
 def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """Return all installed packages that contain the module, those with CUDA first, then by name.
+    """Return all installed packages containing the module, those with CUDA first, then by name.
 
     `folders`: where to look for packages; None for `sys.path`.
     """
@@ -67,7 +67,7 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
 
 
 def installation_fault(installed: Sequence[Package]) -> InstallationFault | None:
-    """Return the fault that the files of these packages show; None if there is none."""
+    """Return the fault shown by the files of these packages; None if there is none."""
     names = sorted({package.name for package in installed})
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))

@@ -113,7 +113,7 @@ def load_kernels(release: str = "") -> Kernels:
 
 @functools.cache
 def load_webgpu_kernels() -> Kernels:
-    """Load the kernel table of the WebGPU provider, which `python -m suites.webgpu table` measured."""
+    """Load the kernel table of the WebGPU provider, measured by `python -m suites.webgpu table`."""
     return kernels_of(stored("webgpu_kernels"), "webgpu")
 
 

@@ -83,12 +83,12 @@ def _port(formal: ValueInfoProto, required: bool) -> Port:
 
 
 def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
-    """Return 0 for an empty dimension; the name or None for a free one, which may be written as -1."""
+    """Return 0 for an empty dimension; the name or None for a free one, also if written as -1."""
     return 0 if dim.HasField("dim_value") and dim.dim_value == 0 else dim.dim_param or None
 
 
 def reduced(model: Model, names: Sequence[str]) -> Model:
-    """Return the model with only these outputs and the nodes that they need."""
+    """Return the model with only these outputs and their nodes."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
     proto = clone(model.proto)

@@ -1,4 +1,4 @@
-"""Queries of the NVIDIA driver and onnxruntime that may crash, each in a process of its own."""
+"""Queries of the NVIDIA driver and onnxruntime, each in a process of its own in case of a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Providers and releases of onnxruntime that can run a model, and the session options that a model needs.
+"""Providers and releases of onnxruntime to run a model, and its session options.
 
 Without TF32, onnxruntime runs no convolution on tensor cores, not even in a low type (`untensored_convolution` in
 `faults.py`). With channels last and a fused bias, convolutional networks need no layout changes around each kernel; the
@@ -58,7 +58,7 @@ def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DTyp
 
 
 def run_as_bodies(view: View, kernels: Kernels | None) -> list[Op]:
-    """Return the ops without a kernel, for which the runtime runs their function bodies."""
+    """Return the ops without a kernel, run as function bodies by the runtime."""
     return [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
 
 
@@ -162,7 +162,7 @@ class CudaOptions:
 
     @property
     def line(self) -> str:
-        """A line of Python that opens a session with these options; "" if they are onnxruntime's defaults."""
+        """A line of Python opening a session with these options; "" if they are onnxruntime's defaults."""
         if not self.channels_last:
             return ""
         options = ", ".join(f'"{name}": {value}' for name, value in CHANNELS_LAST.items())
@@ -179,7 +179,7 @@ def cuda_options(model: Model) -> CudaOptions:
 
 
 def cuda_options_of(view: View, dtype_of: DtypeOf, *, permitted: bool = False) -> CudaOptions:
-    """Return the options for a model whose values have the types in `dtype_of`.
+    """Return the options for a model with values of the types in `dtype_of`.
 
     `permitted`: allow TF32 in float32 products if there are low convolutions, so not in a float32 twin of the file.
     """

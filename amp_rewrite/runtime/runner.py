@@ -77,7 +77,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """An open model. `provider`: the provider that runs it; `provider_options`: its options. `inner`: onnxruntime's
+    """An open model. `provider`: the provider running it; `provider_options`: its options. `inner`: onnxruntime's
     own session."""
 
     inputs: tuple[Port, ...]
@@ -333,7 +333,7 @@ def small_model(dtype: str = "float") -> ModelProto:
 
 @cache
 def cuda_opens() -> bool:
-    """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
+    """True if a model can be opened on CUDA here, not guaranteed by a build with CUDA."""
     try:
         return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):

@@ -57,7 +57,7 @@ _LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or m
 
 
 def low_type(to: object) -> DType:
-    """Return the low type for a type that `DType.parse` accepts, or for a mixed policy.
+    """Return the low type for a type accepted by `DType.parse`, or for a mixed policy.
 
     PolicyError for anything else, for another type than a low one, and for a policy that lowers nothing or also lowers
     the results.

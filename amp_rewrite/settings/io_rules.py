@@ -1,4 +1,4 @@
-"""Rules that make inputs and outputs of a model low or float32."""
+"""Rules making inputs and outputs of a model low or float32."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """Return the new types of inputs and outputs that are float32 or of another low type.
+    """Return the new types of inputs and outputs of float32 or another low type.
 
     The last matching rule wins. PatternError for a type other than float32 and the low type of the conversion, and for
     a rule without a match (see `matches_nothing`).

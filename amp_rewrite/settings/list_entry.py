@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Color(Enum):
-    """The list that an op is on. UNLISTED ops are never converted and stop every walk."""
+    """The list of an op. UNLISTED ops are never converted and stop every walk."""
 
     ALLOW = "allow"
     GRAY = "gray"

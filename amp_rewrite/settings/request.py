@@ -337,7 +337,7 @@ class Request:
 
     @property
     def places(self) -> bool:
-        """True if the border between the types moves to where Casts cost least."""
+        """True if the border between the types moves to the place of the cheapest Casts."""
         default = "mincut" if self.safe else "propagate"
         return (self.placement or default) == "mincut"
 
@@ -360,7 +360,7 @@ class Request:
 
 
 def _absent(name: str, value: object) -> bool:
-    """True for None and for an empty list, which an environment variable may replace."""
+    """True for None and for an empty list, replaceable by an environment variable."""
     return value is None or (OPTIONS[name].kind is Kind.LIST and isinstance(value, (list, tuple)) and not value)
 
 

@@ -1,4 +1,4 @@
-"""Selectors (patterns) that choose ops by name, type and position.
+"""Selectors: patterns of ops by name, type and position.
 
 A pattern consists of terms separated by commas; an op must match all of them. Globs support `*`, `?` and `[...]` and
 are case-sensitive; `*` also matches "/".
@@ -67,7 +67,7 @@ def exactly(op: Op) -> str:
 
 
 def select(view: View, pattern: str) -> tuple[OpId, ...]:
-    """Return the ops that match a pattern, in order; no match is an error (see `matches_nothing`). O(uses) per term."""
+    """Return the ops matching a pattern, in order; no match is an error (see `matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
     by_term = _by_term(view, terms)
     chosen = frozenset.intersection(*by_term)
@@ -112,7 +112,7 @@ def matches_nothing(pattern: str, message: str) -> None:
 
 
 def overrides(view: View, keep: Sequence[str], lower: Sequence[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops that match `keep` and `lower`, each with its first pattern; PatternError if an op matches both."""
+    """Return the ops matching `keep` and `lower`, each with its first pattern; PatternError if an op matches both."""
     kept, lowered = _first_pattern(view, keep), _first_pattern(view, lower)
     for op in kept:
         if op in lowered:

@@ -1,4 +1,4 @@
-"""Loss scales: a factor on the loss that keeps float16 gradients from underflowing, and its adaptation.
+"""Loss scales: a factor on the loss keeping float16 gradients from underflowing, and its adaptation.
 
 Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
 those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). In Keras 3, in contrast, the dynamic
@@ -269,7 +269,7 @@ class DynamicLossScale(LossScale):
         return ScaleState(np.float32(scale), int(good_steps))
 
     def get_config(self) -> dict[str, Any]:
-        """Return arguments for `from_config`, without the state, which checkpoints store."""
+        """Return arguments for `from_config`, without the state; checkpoints store that."""
         settings = {part: getattr(self, part.name) for part in fields(self)}
         not_in_tensorflow = ("backoff_factor", "minimum")
         return {p.name: v for p, v in settings.items() if p.name not in not_in_tensorflow or v != p.default}

@@ -56,7 +56,7 @@ class SingleReplica:
 
 @dataclass(frozen=True, slots=True)
 class TorchReplicas:
-    """Replicas of torch.distributed's current process group. `device`: the device that sums the vectors."""
+    """Replicas of torch.distributed's current process group. `device`: the device summing the vectors."""
 
     rank: int
     world: int

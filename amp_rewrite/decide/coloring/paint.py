@@ -147,13 +147,13 @@ class _Types:
         self._raise_wished()
 
     def made(self, value: ValueId) -> DType | None:
-        """Return the type in which a value is made."""
+        """Return the type of a value at its producer."""
         if self.problem.maker(value) in self.low:
             return self.problem.to
         return DType.FLOAT if output_variable(self.view, value) in self.raised else self.view.dtype(value)
 
     def read(self, value: ValueId, use: Use) -> DType | None:
-        """Return the type in which an op reads a value."""
+        """Return the type of a value at a reader."""
         v, kind = self.problem.reader(use), self.view.ops[use.op].kind
         if v in self.low:
             return self.problem.to
@@ -246,7 +246,7 @@ class _Types:
             self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), asked=False)
 
     def _moved(self, op: Op) -> ValueId | None:
-        """Return what an op with a low type moves; None for other ops."""
+        """Return the input moved by an op with a low type; None for other ops."""
         moves = COPIES.get(op.kind) == (0,) and op.kind not in CASTS and self._low_type(op.id) is not None
         return op.inputs[0] if moves else None
 

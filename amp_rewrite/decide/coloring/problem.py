@@ -292,7 +292,7 @@ class Spread:
                 self.low.setdefault(v, Paint(p.to, reasons.GRAY_FOLLOWS_ALLOW, p.vertices[due].op))
 
     def _shared(self, decides: Callable[[int], bool]) -> Iterator[tuple[int, OpId]]:
-        """Yield the vertices of each sequence with a vertex that decides for all, and the op of that one."""
+        """Yield the vertices of each sequence decided by one of its vertices, and the op of that one."""
         for v, group in self.problem.tied.items():
             if (due := next(filter(decides, group), None)) is not None:
                 yield v, self.problem.vertices[due].op

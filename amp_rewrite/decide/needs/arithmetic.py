@@ -95,7 +95,7 @@ def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
 
 
 def fed_numbers(facts: Facts, op: Op) -> Values:
-    """Operands that are inputs of the model with one number."""
+    """Operands among the model's inputs of one element."""
     return frozenset(v for v in map(facts.origin, op.operands) if is_single_input(facts, v))
 
 

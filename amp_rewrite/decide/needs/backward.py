@@ -179,7 +179,7 @@ class Backward:
     # -- states and recursions -------------------------------------------------------------------------
 
     def _ask_of_states(self) -> None:
-        """Ask for all digits of states, in streams, in bodies, and written out, and of outputs that count places."""
+        """Ask for all digits of states, in streams, in bodies, and written out, and of outputs counting places."""
         facts, view = self.facts, self.view
         pairs = [(out, into, "the next iteration") for out, into in view.carried]
         graph = view.model.proto.graph

@@ -167,7 +167,7 @@ class Fact(NamedTuple):
         return bool(self.sources) and not self.learned
 
     def without(self, *names: str) -> Fact:
-        """Return the facts but for some, which are not known."""
+        """Return the facts with some of them unknown."""
         return self._replace(**{name: self._field_defaults[name] for name in names})
 
     def unbounded(self) -> Fact:

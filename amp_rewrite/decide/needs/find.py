@@ -89,7 +89,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
 
 
 def pins_by_data(view: View, misfits: Mapping[ValueId, Misfit]) -> Iterator[Pin]:
-    """Yield pins of the ops that make or read values that do not fit on data. O(uses)."""
+    """Yield pins of the makers and readers of values beyond the low type on data. O(uses)."""
     for value, (reason, note, inside) in misfits.items():
         name, maker = view.value_name(value), view.producer(value)
         if maker is not None:

@@ -180,7 +180,7 @@ class Readers:
         return is_single_input(self.facts, source) and (dividend is None or dividend.id not in _after(view, source))
 
     def _picked(self, value: ValueId) -> list[ValueId]:
-        """Return what ops copy or pick from a value."""
+        """Return the values copied or picked from a value."""
         readers = (r for r in self.facts.view.readers(value) if r.inputs[0] == value)
         return [v for r in readers if row_of(r.kind).way in (Way.COPY, Way.PICK) for v in r.results]
 

@@ -1,1 +1,1 @@
-"""Patterns of ops for computations that exporters write out op by op."""
+"""Patterns of ops for computations written out op by op by exporters."""

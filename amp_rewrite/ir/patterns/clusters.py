@@ -44,7 +44,7 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
 
 @once
 def snakes(view: View) -> frozenset[OpId]:
-    """Return the sines in snake activations x + sin²(a·x)/a, which are not sines of positions."""
+    """Return the sines in snake activations x + sin²(a·x)/a, as opposed to sines of positions."""
     sines = view.of_kinds(("Sin",))
     if not sines:
         return frozenset()
@@ -60,7 +60,7 @@ _WEIGHTED = LAYERS | PRODUCTS
 
 
 def integer_ops(view: View) -> frozenset[OpId]:
-    """Return the ops that runtimes compute on integers, and the copies between them and their quantizers."""
+    """Return the ops computed on integers by runtimes, and the copies between them and their quantizers."""
     decoded = {v for op in view.of_kinds(DEQUANTIZES) if (v := op.outputs[0]) is not None}
     if not decoded:
         return frozenset()

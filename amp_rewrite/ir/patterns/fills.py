@@ -1,4 +1,4 @@
-"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and where they go in the model.
+"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and their way through the model.
 
 A fill ends where its exact number no longer matters: in a softmax, an index, a comparison with a small number. Until
 then, it may be any number far from all others. An op needs the exact number if it adds to the fill, multiplies it by an
@@ -52,7 +52,7 @@ class Fill:
 
     @property
     def selects(self) -> bool:
-        """True for a single number that is meant to win or lose comparisons, beyond all quantities of a network."""
+        """True for a single number meant to win or lose comparisons, beyond all quantities of a network."""
         return self.level is not None and (self.level < 0 or self.level >= _SENTINEL)
 
 
@@ -121,7 +121,7 @@ class _Multiple(NamedTuple):
 
 @dataclass(slots=True)
 class FillReach:
-    """The values that contain multiples of a fill of this `level`, and its readers.
+    """The values containing multiples of a fill of this `level`, and its readers.
 
     `exact`: ops that need its exact number. `shown`: an input or output of the model contains it. `itself`: ops that
     read the constant as such, for example as the bound of a Clip. `compared`: an op compares it with the same number.
@@ -158,7 +158,7 @@ def far_reaches(view: View, to: DType) -> Collection[FillReach]:
 
 
 def fill_carriers(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, float]]:
-    """Yield the ops that must compute with the exact fill, each with an op that needs the number, and the number."""
+    """Yield the ops that must compute with the exact fill, each with an op needing the number, and the number."""
     for reach in far_reaches(view, to):
         if reach.ends and reach.most <= 1:
             continue  # the largest number of the type can replace it
@@ -218,7 +218,7 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
 
 
 def _confused(number: float, others: Sequence[float], to: DType) -> bool:
-    """True if rounding may change a comparison of a number with the closest of others, which are sorted."""
+    """True if rounding may change a comparison of a number with the closest of others (sorted)."""
     at = bisect.bisect_left(others, number)
     near = [other for other in others[max(at - 1, 0) : at + 2] if _close(number, other)]
     return any(float(np.array(n).astype(to.numpy)) != n for n in (number, *near) if near)
@@ -229,7 +229,7 @@ def _close(numbers: Any, other: float) -> Any:
 
 
 def _step(reach: FillReach, use: Use, multiple: _Multiple) -> Iterator[tuple[ValueId, _Multiple]]:
-    """Yield the results that contain a fill read by an op; record the op if it needs the exact number."""
+    """Yield the results containing a fill after an op; record the op if it needs the exact number."""
     view, op = reach.view, reach.view.ops[use.op]
     kind = op.kind
     if op.bodies or use.slot in ATTENTION_MASKS.get(kind, ()) or (kind in COMPARISONS and not multiple.pure):
@@ -276,7 +276,7 @@ def _below_maximum(view: View, op: Op) -> bool:
 
 
 def _compare(reach: FillReach) -> None:
-    """Record the comparisons of a fill with a number of similar size, or with another value that contains it."""
+    """Record the comparisons of a fill with a number of similar size, or with another value containing it."""
     view = reach.view
     readers = {use.op for value, multiple in reach.multiples.items() if not multiple.pure for use in view.uses[value]}
     for op in (view.ops[op_id] for op_id in sorted(readers) if view.ops[op_id].kind in COMPARISONS):

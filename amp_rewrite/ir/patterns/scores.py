@@ -1,4 +1,4 @@
-"""Constants with equal steps, and attention scores to which such constants are added before a softmax.
+"""Constants with equal steps, and attention scores with such constants added before a softmax.
 
 A softmax is not changed by subtracting a number from its whole row. So a bias that is near 0 at the best visible key of
 each row is as safe as a mask, however far it falls off: keys far below the best have no weight. This can be decided
@@ -31,7 +31,7 @@ _LOOK = 64
 
 
 def is_grid(view: View, value: ValueId) -> bool:
-    """True for a constant that counts: at least 16 different values fill most of a row of equal steps."""
+    """True for a counting constant: at least 16 different values fill most of a row of equal steps."""
     tensor = view.constant(value)
     if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
         return False
@@ -87,7 +87,7 @@ Numbers = Callable[[ValueId], Array | None]
 
 
 def counts_far(numbers: Array, to: DType) -> bool:
-    """True for numbers whose rows have equal steps and magnitudes beyond FAR."""
+    """True for numbers in rows of equal steps with magnitudes beyond FAR."""
     if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > FAR[to]).any()):
         return False
     rows = numbers.reshape(-1, numbers.shape[-1])

@@ -93,7 +93,7 @@ def anything(
     read: bool = False,
     casts: bool = False,
 ) -> Pattern:
-    """Return a pattern for any value that passes `test` and does not match `unless`.
+    """Return a pattern for any value passing `test` and not matching `unless`.
 
     `read`: capture the value itself, not the one behind its Casts. `casts`: include these Casts in the match.
     """
@@ -170,7 +170,7 @@ def weight(view: View, value: ValueId) -> bool:
 
 
 def matches(view: View, anchor: Op, pattern: Pattern, *, direct: bool = False) -> Iterator[tuple[Match, Op]]:
-    """Yield the matches of a pattern that contain the anchor, each with its last op; they may not be closed.
+    """Yield the matches of a pattern containing the anchor, each with its last op; they may not be closed.
 
     O(steps from the anchor).
     """
@@ -182,7 +182,7 @@ def matches(view: View, anchor: Op, pattern: Pattern, *, direct: bool = False) -
 
 
 def direct_match(view: View, anchor: Op, pattern: Pattern) -> Match | None:
-    """Return the first closed match that contains the anchor, without looking through Casts and Identities."""
+    """Return the first closed match containing the anchor, without looking through Casts and Identities."""
     found = matches(view, anchor, pattern, direct=True)
     return next((match for match, last in found if is_closed(view, match, last)), None)
 
@@ -258,7 +258,7 @@ def _negative(view: View, value: ValueId) -> bool:
 
 
 def _per_feature(view: View, value: ValueId) -> bool:
-    """True for a weight, or an input with one axis: a scale or bias that the caller feeds."""
+    """True for a weight, or an input with one axis: a scale or bias fed by the caller."""
     source = view.values[behind_casts(view, value)[0]]
     if source.role is not Role.INPUT:
         return weight(view, value)

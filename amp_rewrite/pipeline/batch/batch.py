@@ -222,7 +222,7 @@ def _targets(models: Mapping[Path, Path], out: Path) -> Iterator[tuple[Path, Pat
 def _check_targets(
     models: Sequence[tuple[Path, Path]], copies: Sequence[tuple[Path, Path]], inputs: set[str], settings: BatchSettings
 ) -> None:
-    """Raise ModelError if a result would replace an input, or an existing file that must stay."""
+    """Raise ModelError if a result would replace an input or an existing file to be kept."""
     for source, target in (*models, *copies):
         if canonical(target) in inputs and not target.is_symlink():
             loses = "itself" if canonical(source) == canonical(target) else "which is being read"

@@ -162,7 +162,7 @@ class Job:
 
 
 def key_of(request: Request, resolved: Request) -> str:
-    """Return a hash of all settings that affect decisions: version, options, op lists and data.
+    """Return a hash of all settings affecting decisions: version, options, op lists and data.
 
     `resolved`: the request for the installed runtime.
     """

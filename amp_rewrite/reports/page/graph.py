@@ -212,7 +212,7 @@ def _moved(cast: CastRow) -> int | None:
 
 
 def _passes(row: Row) -> bool:
-    """True for copies and casts, which `Row.reads` looks through."""
+    """True for copies and casts; `Row.reads` looks through these."""
     return row.op == "Identity" or (row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING)
 
 

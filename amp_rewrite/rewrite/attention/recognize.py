@@ -30,7 +30,7 @@ NEGLIGIBLE = -DType.FLOAT16.max / 4
 
 @dataclass(frozen=True, slots=True)
 class ScoreMask:
-    """A mask of scores: `fill` replaces the scores at which `value`, a bool, is not `visible_if`.
+    """A mask of scores: `fill` replaces each score unless `value`, a bool, is `visible_if` there.
 
     `visible`: True for visible scores, if it is known; then `value` is what the ops read, a bool or a summand.
     `zero_operand`: another operand of the ops, which is 0 for visible scores.

@@ -1,1 +1,1 @@
-"""Models from other tools: export from PyTorch and Keras, and graphs that contain their own gradients."""
+"""Models from other tools: export from PyTorch and Keras, and graphs containing their own gradients."""

@@ -1,4 +1,4 @@
-"""Loss scaling for a graph that contains its backward pass, as exported by PyTorch, JAX or another tool."""
+"""Loss scaling for a graph containing its backward pass, as exported by PyTorch, JAX or another tool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, appen
 
 @dataclass(frozen=True, eq=False)
 class ScaledGradients:
-    """A graph with a scaled backward pass; the gradients that it outputs are unscaled float32 values.
+    """A graph with a scaled backward pass; its output gradients are unscaled float32 values.
 
     Attributes:
         model: the graph.

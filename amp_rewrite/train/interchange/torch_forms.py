@@ -102,7 +102,7 @@ class DropoutCall(NamedTuple):
 
 
 def exportable_forms(torch: Any) -> Any:
-    """Return a context manager that replaces attention and dropout by forms with one Dropout op each."""
+    """Return a context manager replacing attention and dropout by forms with one Dropout op each."""
 
     class ExportableForms(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""TensorFlow's LossScaleOptimizer, and the functions that enable and disable its graph rewrite.
+"""TensorFlow's LossScaleOptimizer, and the functions to enable and disable its graph rewrite.
 
 Names, errors and their order are those of `tf.keras.mixed_precision.experimental` in TensorFlow 2.1 to 2.3. Later
 versions differ in three points:

@@ -73,7 +73,7 @@ class Network(WithWeights):
 
     @cached_property
     def _weights(self) -> Weights:  # type: ignore[override]
-        """The weights, with a variable for each parameter that an output depends on."""
+        """The weights, with a variable for each parameter behind an output."""
         own, source = Weights(self._subject), self._subject.source
         view = View.of(inlined(source))
         for output in self.outputs:
@@ -298,7 +298,7 @@ _MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
 
 
 def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Callable[..., LossObject]:
-    """Return a function that creates the loss object of a formula from options.
+    """Return a function from options to the loss object of a formula.
 
     `doc`: the docstring of that function. `positional`: the options that Keras accepts as positional arguments.
     """

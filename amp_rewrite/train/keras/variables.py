@@ -17,7 +17,7 @@ from amp_rewrite.train.loss_scale import Gradient
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base class of objects that behave like a numpy array; arithmetic with them returns arrays."""
+    """Base class of objects behaving like a numpy array; arithmetic with them returns arrays."""
 
     def numpy(self) -> Array:
         raise NotImplementedError
@@ -105,12 +105,12 @@ class Variable(ArrayLike):
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """A loss that computes its own gradients, such as the `ModelLoss` of an ONNX model."""
+    """A loss computing its own gradients, such as the `ModelLoss` of an ONNX model."""
 
     def __call__(self) -> Any: ...
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of `seed` times the loss; None for variables that it does not depend on."""
+        """Return the gradients of `seed` times the loss; None for variables without influence on it."""
 
 
 Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]

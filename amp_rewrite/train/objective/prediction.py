@@ -1,4 +1,4 @@
-"""The prediction that a loss reads: its logits or probabilities in float32, its options and its targets."""
+"""The prediction of a loss: its logits or probabilities in float32, its options and its targets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TargetInput:
     class_weights: tuple[float, ...] | None = None
 
     def counts(self, classes: Array) -> tuple[float, float]:
-        """Return the sum of the class weights over the rows that are not ignored, and the number of those rows."""
+        """Return the sum of the class weights over all rows not ignored, and the number of those rows."""
         kept = classes[classes != self.ignored]
         if self.class_weights is None:
             return float(kept.size), float(kept.size)
@@ -103,7 +103,7 @@ class Prediction:
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
-        """Append the logarithm of numbers, at least that of 1e-12."""
+        """Append the logarithm of numbers, with 1e-12 as the least."""
         return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_FLOOR, DType.FLOAT)))
 
     # -- shapes ----------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
 
 
 def statistics(graph: GraphProto) -> dict[str, str]:
-    """Return the running statistics that training updates: the names of the new values, by initializer.
+    """Return the running statistics updated by training: the names of the new values, by initializer.
 
     TrainingError if two BatchNormalizations update the same initializer.
     """

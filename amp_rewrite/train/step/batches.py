@@ -31,7 +31,7 @@ _ROUNDING = 1e-5
 
 
 def batch_model(model: Model, batch: Iterable[str]) -> Model:
-    """Return a model with only these inputs, which batches are checked against."""
+    """Return a model with only these inputs, for checks of batches."""
     declared = {v.name: v for v in model.proto.graph.input}
     proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.input.extend(declared[name] for name in batch)
@@ -56,7 +56,7 @@ def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
 
 
 def converted_targets(target: TargetInput, values: Array) -> Array:
-    """Convert targets to the type that the loss reads: int32 or int64 class indices, or float32 numbers.
+    """Convert targets to the type of the loss: int32 or int64 class indices, or float32 numbers.
 
     TrainingError for class indices that are not whole numbers, for one number per class where the loss reads class
     indices, and the reverse.
@@ -357,7 +357,7 @@ def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """An open model that computes its outputs. `inputs`: its inputs other than the weights."""
+    """An open model computing its outputs. `inputs`: its inputs other than the weights."""
 
     source: Model
     runner: Runner

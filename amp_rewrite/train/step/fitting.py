@@ -212,7 +212,7 @@ class Fitting:
 
     @classmethod
     def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
-        """Prepare data and options. TrainingError for options that contradict the data."""
+        """Prepare data and options. TrainingError for options contradicting the data."""
         if data is None:
             raise TrainingError("fit lacks data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")

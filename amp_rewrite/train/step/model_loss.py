@@ -82,7 +82,7 @@ class Weights:
         return Predictor.of(self.subject.source, self.arrays().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the model with these weights, and add the weights that it also needs.
+        """Return a loss of the model with these weights, completed by the model's other weights.
 
         It runs on CUDA if available, else emulated on the CPU. The errors are those of `training_step`.
         """

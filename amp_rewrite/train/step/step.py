@@ -79,7 +79,7 @@ class TrainingReport(Result):
 
     @property
     def trained(self) -> tuple[ParameterRow, ...]:
-        """The parameters that are trained."""
+        """The parameters trained."""
         return tuple(row for row in self.parameters if row.role == TRAINED)
 
     @property
@@ -199,7 +199,7 @@ class TrainingStep:
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
-        """Return a model that computes loss and metrics from batch and state, and the names of loss and metrics.
+        """Return a model computing loss and metrics from batch and state, and the names of loss and metrics.
 
         It is the step itself, or in training mode the original float32 model with its loss, in evaluation mode.
         """

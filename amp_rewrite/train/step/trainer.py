@@ -110,7 +110,7 @@ class Trainer(AttributeHints, HoldsSession):
 
     @property
     def where(self) -> str:
-        """The provider that runs the steps, and how it computes low types, as text."""
+        """The provider running the steps, and how it computes low types, as text."""
         low, provider = self.step.policy.lowers, self._stepper.provider
         if low is None or not self.step.lowered:
             return provider

@@ -163,7 +163,7 @@ def append_update(
     buffers: Buffers = MappingProxyType({}),
     random: tuple[str, Array] | None = None,
 ) -> Update:
-    """Append the nodes that compute the new state from scaled gradients.
+    """Append the nodes computing the new state from scaled gradients.
 
     `variables`: initial values of the trained parameters, by the name of their float32 graph input. `gradients`: names
     of the gradients, by the same names. `random`: the input with the random state, and its initial value. Buffers are

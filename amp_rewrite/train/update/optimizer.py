@@ -35,7 +35,7 @@ def to_python_numbers(record: Any) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of learning rate schedules: a frozen dataclass whose fields are its configuration.
+    """Base class of learning rate schedules: a frozen dataclass with its configuration as fields.
 
     A custom subclass implements `__call__`, and is accepted wherever a learning rate is.
 
@@ -208,7 +208,7 @@ class Optimizer:
 
     @property
     def spelling(self) -> str:
-        """The name, the learning rate, and all hyperparameters that differ from their defaults, as text."""
+        """The name, the learning rate, and all hyperparameters differing from their defaults, as text."""
         shown = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
         parts = (f"{name}={f'{v:g}' if type(v) is float else v}" for name, v in shown.items())
         return ",".join([type(self).__name__.lower(), *parts])

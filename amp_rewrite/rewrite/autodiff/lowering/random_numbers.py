@@ -143,7 +143,7 @@ class _Draw:
             b.name(b.op("Not", dropped), node.output[1])
 
     def numbers(self) -> None:
-        """Replace an op that draws uniform numbers, normal numbers (Box and Muller, 1958) or Bernoulli samples."""
+        """Replace an op drawing uniform numbers, normal numbers (Box and Muller, 1958) or Bernoulli samples."""
         b, v, node = self.b, self.v, self.v.op.node
         like = v.has(0)
         if like:
