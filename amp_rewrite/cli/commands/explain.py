@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     borrowed=(*parameters.reads(*KEYWORDS, *parameters.MEASURED, keys=parameters.FEEDBACK), parameters.SHAPE),
 )
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Print the reason for NODE's type, or the meaning of WORD.
+    """Print why NODE gets its type, or what WORD means.
 
     The reasons lead back to their first op. MODEL can also be a report. NODE is an op, an op type (Softmax) or
     a pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that
@@ -258,7 +258,7 @@ def report(
     parameters.as_json,
 )
 def doctor(model: Path | None, to: str | None, as_json: bool) -> int:
-    """Find obstacles to fast half precision, here or in MODEL.
+    """Find what prevents fast half precision, here or in MODEL.
 
     Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
     ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options for a session. For a

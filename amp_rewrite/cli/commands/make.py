@@ -74,7 +74,7 @@ _KEPT = "Inputs and outputs that keep their low type: those that numpy has, all,
     *parameters.reads("external_data"),
 )
 def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
-    """Write MODEL as float32 ops with the rounding of half precision.
+    """Write MODEL as float32 ops that round as half precision does.
 
     The result shows on any machine what half precision does to the numbers. onnxruntime's CPU provider hides that: it
     computes most float16 ops in float32, where hardly anything overflows.
