@@ -9,7 +9,7 @@ from importlib import import_module
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package whose `__init__.pyi` lists its public names.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package with its public names in `__init__.pyi`.
 
     Each line of the stub is `from MODULE import NAME as NAME`. A module is imported when one of its names is first
     used: reading two reports should not import onnx. AttributeError for a name missing from the stub.

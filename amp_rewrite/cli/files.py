@@ -91,7 +91,7 @@ def is_page(file: Path | None) -> bool:
 
 
 def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ()) -> None:
-    """Raise ReportError if a report cannot be written. `read`: input files, which it must not replace."""
+    """Raise ReportError if a report cannot be written. `read`: input files; the report must not replace them."""
     if file is None:
         return
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():

@@ -130,7 +130,7 @@ ROWS = {row.name: _of(row) for row in OPTIONS.values() if row.help}
 
 
 class _Keys(_Grouped):
-    """The option `--set KEY=VALUE`, which sets an option without a command-line option of its own."""
+    """The option `--set KEY=VALUE`, for options without a command-line option of their own."""
 
     def __init__(self, *names: Any, keys: Sequence[str], **more: Any) -> None:
         super().__init__(*names, **more)
@@ -253,7 +253,7 @@ def check_target(output: Path, model: Path, settings: Request, *, explicit: bool
 def settings(
     given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
 ) -> Request:
-    """Return the merged options: those of the command line override the environment, which overrides the file.
+    """Return the merged options: first those of the command line, then of the environment, then of the file.
 
     `given`: the values of the command line; None and () stand for missing options. The file is `config`, or `amp.toml`
     in `folder` if it exists. ConfigError for an unknown key, a wrong type or an unknown choice names the file, the
@@ -275,7 +275,7 @@ def settings(
 
 
 def _described(changed: Mapping[str, object], file: Path) -> str:
-    """Return a text with the settings that a file changes, and the file; "" if it changes none."""
+    """Return a text with the settings changed by a file, and the file; "" without changes."""
     parts = []
     for name, value in changed.items():
         if value != OPTIONS[name].default:

@@ -47,7 +47,7 @@ def columns(stream: TextIO) -> int | None:
 
 
 def show(text: str, *, commands: bool = False) -> None:
-    """Print a result to stdout. `commands`: allow lines that are commands for a CI runner."""
+    """Print a result to stdout. `commands`: allow commands for a CI runner."""
     _write(text if commands else harmless(text), sys.stdout)
 
 

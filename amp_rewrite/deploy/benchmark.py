@@ -388,7 +388,7 @@ def interleaved(
 
 
 def runs_per_round(latencies: Sequence[float]) -> int:
-    """Return the number of runs in a round, from the seconds that each call takes."""
+    """Return the number of runs in a round, from the seconds per call."""
     return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MAX_RUNS)
 
 
@@ -460,7 +460,7 @@ _TIMEOUT = 3600.0  # seconds to open a model and run it twice
 
 
 def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, options: Mapping[str, str] = {}) -> int:
-    """Measure the peak memory of a model in a separate process, without what was in use before it is opened.
+    """Measure the peak memory of a model in a separate process, without the memory in use before it is opened.
 
     MachineError if the process fails, or the system does not report memory.
     """
@@ -477,7 +477,7 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
 
 
 def measure_peak(file: str, data: str, provider: str, threads: int, options: Mapping[str, str]) -> int:
-    """Open a model, run it twice, and return the bytes that this adds to those in use; 0 if unknown."""
+    """Open a model, run it twice, and return the bytes added to those in use; 0 if unknown."""
     model = Model.load(file)
     batch = next(iter(Feed.of(data, model, allow_nonfinite=True)))
     has_provider(provider)  # loads the runtime's library, which must not count

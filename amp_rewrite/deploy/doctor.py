@@ -216,7 +216,7 @@ def _plugins(answer: Answer) -> Iterator[Check]:
 
 
 def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
-    """Check a model as it would be converted to a type; a half model unchanged, and what a conversion would change.
+    """Check a model as converted to a type; a half model as it is, along with the changes of a conversion.
 
     `to`: None for the model's own low type, or float16.
     """

@@ -147,7 +147,7 @@ class Session:
             policies.state.plain_sessions += 1
 
     def _notes(self, prepared: _Prepared, first: str, fallback: str, explicit: bool, graph: bool) -> Iterator[str]:
-        """Yield notes on what differs from the request. `explicit`: the caller named the providers."""
+        """Yield notes on differences from the request. `explicit`: the caller named the providers."""
         if prepared.unconverted:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {prepared.unconverted}"
         if prepared.uncached and self.converted:
@@ -170,7 +170,7 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The first opened provider; it runs every op with a kernel of its own."""
+        """The first opened provider; it runs every op it has a kernel for."""
         return self._runner.provider
 
     @property
@@ -234,7 +234,7 @@ class Session:
 
 
 def _obstacle(first: str, to: DType, device: int) -> str:
-    """Return why a low type is not faster on the first provider; "" if it is, or if that is unknown."""
+    """Return why a low type is not faster on the first provider; "" if it is, or if this is unknown."""
     reason = ""
     if first == CPU:
         reason = f"on a CPU {to.spelling} is slower, not faster"
@@ -294,7 +294,7 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 
 def _open(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open a model, if necessary without CUDA graphs or TensorRT; return it, and why that was necessary, or ""."""
+    """Open a model, if necessary without CUDA graphs or TensorRT; return it, and why this was necessary, or ""."""
     try:
         return Runner.open(model, opening), ""
     except ModelError as cause:

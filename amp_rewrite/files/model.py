@@ -22,7 +22,7 @@ from amp_rewrite.files.tensors import PROGRAM_TENSORS, ProgramTensor, Source, So
 
 
 class HoldsModel(Protocol):
-    """A result with a model, as of `convert` or `repair`."""
+    """A result with a model, such as the result of `convert` or `repair`."""
 
     @property
     def result(self) -> Model:

@@ -57,7 +57,7 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
 
 
 def _replace_fatal_ops(model: ModelProto) -> None:
-    """Replace ops by others with the same types and shapes if they crash onnx's inference."""
+    """Replace ops that crash onnx's inference by ops with the same types and shapes."""
     nodes = all_nodes(chain(model.graph.node, *(function.node for function in model.functions)))
     for node in (node for node in nodes if node.op_type in _FATAL):
         kind, codes = (node.domain.removeprefix("ai.onnx"), node.op_type), None
@@ -76,7 +76,7 @@ def _replace_fatal_ops(model: ModelProto) -> None:
 
 
 def _replace_bare_ends(model: ModelProto) -> None:
-    """Drop outputs without a type or shape, which the checker refuses; turn such inputs into results of a Reshape."""
+    """Drop outputs without a type or shape: the checker refuses them. Turn such inputs into results of a Reshape."""
     graph = model.graph
     if any(map(is_bare, graph.output)):
         refill(graph, "output", [formal for formal in graph.output if not is_bare(formal)])

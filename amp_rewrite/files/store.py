@@ -257,7 +257,7 @@ def replaces(path: Path, file: Path) -> bool:
 
 
 def outdated(path: Path, kept: Collection[str]) -> list[Path]:
-    """Return the data files that nothing uses once the model at `path` is replaced.
+    """Return the data files left unused once the model at `path` is replaced.
 
     They were written by `save`, no other link to the model or model in the folder refers to them, and `kept` does not
     contain them.

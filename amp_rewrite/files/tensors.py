@@ -37,7 +37,7 @@ _COPIED = 1 << 20  # bytes copied at a time
 
 
 class ProgramTensor:
-    """A tensor of onnx_ir, which may share its memory with torch or compute its values on demand.
+    """A tensor of onnx_ir. It may share its memory with torch or compute its values on demand.
 
     It lives as long as a `Model` has a stub of it, and its values must not change during that time. `key` cannot
     collide with the stamp of a file.
@@ -103,7 +103,7 @@ def is_stub(tensor: onnx.TensorProto) -> bool:
 
 
 def source(tensor: onnx.TensorProto) -> Source:
-    """Return the source of a stub. ModelError for external data that `Model.load` has not resolved."""
+    """Return the source of a stub. ModelError for external data not resolved by `Model.load`."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         return Source(

@@ -154,7 +154,7 @@ def behind(view: View, value: ValueId | None, step: Step, limit: int | None = No
 
 
 def trail(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops that `behind` passes and the last input, or the value itself if it passes none."""
+    """Return the ops passed by `behind` and the last input, or the value itself if it passes none."""
     passed = list(behind(view, value, step, limit))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 

@@ -153,7 +153,7 @@ class OpInputs:
         return numbers
 
     def broadcast_dim(self, a: Dim, b: Dim) -> Dim:
-        """Return the broadcast of two sizes, which are equal unless one is 1."""
+        """Return the broadcast of two sizes, equal unless one is 1."""
         if a is None or b is None:
             return a if b == 1 else b if a == 1 else next((d for d in (a, b) if isinstance(d, int) and d > 1), None)
         if a in (b, 1) or self.invented.is_at_most(a, b):

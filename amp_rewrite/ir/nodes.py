@@ -160,7 +160,7 @@ def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
 
 
 def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
-    """Yield the inputs of unknown type, such as results of unknown ops, that must have one type, with that type."""
+    """Yield the inputs of unknown type, such as results of unknown ops, with the one type allowed by their op."""
     for slot, value in enumerate(op.inputs):
         if value is not None and types[value] is None and op.signature is not None:
             formal = op.signature.input(slot)

@@ -35,7 +35,7 @@ class Way(Enum):
 
 
 class Need(Enum):
-    """Information needed by a reader of a value, at risk in a low type."""
+    """The information that a reader needs from a value and a low type may lose."""
 
     EXACT = "the exact number"
     SIDE = "on which side of another number it is"

@@ -88,7 +88,7 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A formal input or output. `variable`: its type variable, the one linked to that, or the spelling of `fixed`."""
+    """A formal input or output. `variable`: its type variable, the one linked to it, or the spelling of `fixed`."""
 
     type: str
     variable: str

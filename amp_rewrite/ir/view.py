@@ -220,7 +220,7 @@ class View(Index):
         return tuple(variables)
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
-        """Return the type at these ports; that of a tensor, if a linked variable has tensors and sequences.
+        """Return the type at these ports; the tensor's, if a linked variable has tensors and sequences.
 
         None if the type of an input is unknown, as behind an unknown op: nothing may be cast there.
         """

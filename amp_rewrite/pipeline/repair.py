@@ -279,7 +279,7 @@ def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) ->
 
 
 def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
-    """Return the sort key: by the power of two of the error, then ops that gain less, then by the error."""
+    """Return the sort key: by the power of two of the error, then ops with less to gain, then by the error."""
     power = math.frexp(region.error)[1] if math.isfinite(region.error) and region.error else -math.inf
     power = math.inf if math.isinf(region.error) else power
     return -power, region.root, -region.error, region.ops

@@ -54,7 +54,7 @@ Convert = Callable[[Request], tuple[Draft, Converted]]
 
 
 def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
-    """Return the conversion with its evidence; if the batch shows that it is wrong, with ops kept in float32.
+    """Return the conversion with its evidence; if the batch shows it to be wrong, with ops kept in float32.
 
     `batch`: the data, or keywords of `Feed.randomly`.
     """

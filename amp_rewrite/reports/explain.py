@@ -161,7 +161,7 @@ def _types(row: Row) -> str:
 
 
 def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
-    """Return the rows of a name, and the input of the model by that name; ops take precedence over values."""
+    """Return the rows of a name, and the model input by the same name; ops take precedence over values."""
     rows = report.positions(name)
     twins = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
     if len(twins) > 1:

@@ -312,7 +312,7 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
 
 
 def _arrays(report: ReportData) -> str:
-    """Arguments of numpy.savez for the inputs: keywords, or a mapping for names that Python does not take for one."""
+    """Arguments of numpy.savez for the inputs: keywords, or a mapping for names illegal as keywords."""
     names = [port.name for port in report.inputs] or ["name"]
     if all(name.isidentifier() and not iskeyword(name) for name in names):
         return ", ".join(f"{name}=…" for name in names)

@@ -115,7 +115,7 @@ class _Writer:
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _separated(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield a Transpose between two Reshapes, to add and remove a trailing dimension of 1 without moving data.
+        """Yield a Transpose between Reshapes that add and remove a trailing dimension of 1, and move no data.
 
         Runtimes keep them, whereas they remove a Reshape to the same shape.
         """

@@ -1,4 +1,4 @@
-"""Values computed from constants: their numbers, and the pass to fold them."""
+"""Values computed from constants: their numbers, and the pass that folds them."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class _Twin:
             yield from self._widened(op, node)
 
     def _sum_first(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the sum in front of a norm, rounded after each addition as in its kernels.
+        """Yield the sum that a norm takes first, rounded after each addition as in its kernels.
 
         The node then adds two halves of the sum, which is exact.
         """

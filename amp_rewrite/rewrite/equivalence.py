@@ -159,7 +159,7 @@ def _digest(
 
 
 def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
-    """Return a shape of a rank, ending in `last`; up to four of the axes before have size 2, the others 1."""
+    """Return a shape of a rank that ends in `last`; up to four of the axes before have size 2, the others 1."""
     leading = max(rank - len(last), 0)
     return (*[1] * (leading - _MAX_WIDE_AXES), *[2] * min(leading, _MAX_WIDE_AXES), *last)
 

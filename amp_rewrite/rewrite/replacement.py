@@ -1,4 +1,4 @@
-"""Replacements of ops by nodes, yielded by passes, and the driver to apply them round by round."""
+"""Replacements of ops by nodes, which passes yield, and the driver that applies them round by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builder of float32 nodes with the rounding of a device, and the ops to expand."""
+"""Builder of float32 nodes that round as a device does, and the ops that it expands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 class RoundingBuilder(NodeBuilder):
-    """A builder of float32 nodes, able to round their results to a low type; a type of None rounds nothing."""
+    """A builder of float32 nodes that can round their results to a low type; a type of None rounds nothing."""
 
     low_type: DType | None = DType.FLOAT16
 

@@ -57,7 +57,7 @@ def as_value(tensor: object) -> Any:
 
 
 def placed(tensor: object, device: str, index: int) -> Any:
-    """Return an OrtValue on a device: the memory of a tensor on that device, or a copy of any other tensor or array."""
+    """Return an OrtValue on a device: the memory of a tensor there, or a copy of any other tensor or array."""
     if isinstance(tensor, np.ndarray):
         tensor = tensor.copy()  # on the CPU, `as_value` shares its memory, and `Binding.feed` writes to it
     value = as_value(tensor)

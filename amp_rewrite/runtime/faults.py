@@ -244,7 +244,7 @@ def low_convolutions(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
 
 
 def float32_products(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield the float32 products, convolutions, recurrent cells and attention ops, the ops rounded by TF32."""
+    """Yield the float32 products, convolutions, recurrent cells and attention ops; TF32 would round them."""
     return (op for op in view.of_kinds(HEAVY) if any(dtype_of(value) is DType.FLOAT for value in op.results))
 
 
@@ -306,7 +306,7 @@ def faults(view: View, to: DType, target: RuntimeTarget) -> Iterator[tuple[Op, R
 
 
 def faults_to_avoid(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[RuntimeFault]:
-    """Return the faults that a session must work around for a model with ops of these kinds.
+    """Return the faults to work around in a session for a model with ops of these kinds.
 
     A model that cannot be indexed or that calls functions is assumed to have every fault whose op types it contains.
     """

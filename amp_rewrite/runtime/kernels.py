@@ -147,7 +147,7 @@ def stored(name: str) -> Mapping[str, Any]:
 
 
 def patched(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Apply the changes from a release to the one before it; entries that the older one lacks are null."""
+    """Apply the changes from a release to the one before it; entries missing from the older one are null."""
     parts = {}
     for part in ("kernels", "aliases", "contrib"):
         merged = {**table[part], **change.get(part, {})}

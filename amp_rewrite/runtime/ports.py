@@ -88,7 +88,7 @@ def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
 
 
 def reduced(model: Model, names: Sequence[str]) -> Model:
-    """Return the model with only these outputs and their nodes."""
+    """Return the model with only these outputs and the nodes needed for them."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
     proto = clone(model.proto)
@@ -98,7 +98,7 @@ def reduced(model: Model, names: Sequence[str]) -> Model:
 
 
 def written_to(graph: GraphProto) -> frozenset[str]:
-    """Return the inputs that a run may overwrite: BatchNormalization in training updates statistics in place."""
+    """Return the inputs a run may overwrite: BatchNormalization in training updates statistics in place."""
     names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
     for node in reversed(graph.node):
         if node.op_type == "Identity" and node.output[0] in names:  # onnxruntime's optimizer removes it

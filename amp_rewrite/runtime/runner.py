@@ -153,7 +153,7 @@ class Runner:
         return True
 
     def _unrecorded(self) -> Any:
-        """Return run options that bypass the CUDA graphs of the session; None if it has none."""
+        """Return run options to bypass the CUDA graphs of the session; None if it has none."""
         return _graph_number(-1) if self.provider_options.get("enable_cuda_graph") == "1" else None
 
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
@@ -333,7 +333,7 @@ def small_model(dtype: str = "float") -> ModelProto:
 
 @cache
 def cuda_opens() -> bool:
-    """True if a model can be opened on CUDA here, not guaranteed by a build with CUDA."""
+    """True if a model can be opened on CUDA here; a build with CUDA does not guarantee this."""
     try:
         return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):

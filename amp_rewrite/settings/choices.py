@@ -87,7 +87,7 @@ def low_type(to: object) -> DType:
 
 
 def one_of(words: Collection[str], spelling: object, what: str) -> str:
-    """Return the word that a text spells, in any case and with "_" or "-"; PolicyError for an unknown one."""
+    """Return the word spelled by a text, in any case and with "_" or "-"; PolicyError for an unknown one."""
     word = str(spelling).strip().lower().replace("_", "-")
     if word in words:
         return word
@@ -99,7 +99,7 @@ _OTHER_WORDS = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml":
 
 @dataclass(frozen=True)
 class Target:
-    """The runtime that a model is converted for, which decides what types are legal.
+    """The target runtime of a conversion. It decides which types are legal.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its combination of types. `ONNX`:
     only the schema decides. `WEBGPU`: onnxruntime's WebGPU provider; its kernels decide, and the longest sums stay

@@ -23,7 +23,7 @@ use `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_values
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type for inputs ("in"), outputs ("out") or both ("") whose names match `names`; None for the low type.
+    """A type for inputs ("in"), outputs ("out") or both ("") with names matching `names`; None for the low type.
 
     `strict`: at least one float32 input or output must match. For caches, one in the low type is enough.
     """
@@ -45,7 +45,7 @@ def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """Return the new types of inputs and outputs of float32 or another low type.
+    """Return the new types of inputs and outputs in float32 or another low type.
 
     The last matching rule wins. PatternError for a type other than float32 and the low type of the conversion, and for
     a rule without a match (see `matches_nothing`).

@@ -74,7 +74,7 @@ class OpLists:
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the UNLISTED entry, for nodes that meet no condition of their op and for ops on no list."""
+        """Return the UNLISTED entry, for nodes meeting no condition of their op and for ops on no list."""
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "is on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 

@@ -262,7 +262,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Decorate a function so that keywords are checked against their annotations, and None stands for the default.
+    """Decorate a function to check keywords against their annotations, and to let None stand for the default.
 
     PolicyError for a value of another type; TypeError for an unknown keyword, with the closest legal one. Aliases in
     annotations accept every value, since the function parses it. A name imported only for type checkers is taken to be
@@ -297,7 +297,7 @@ def check_keyword_names(function: str, keywords: Iterable[str], legal: Collectio
 
 
 def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
-    """Decorate a function so that help() and completion list the options that it takes as `**keywords`."""
+    """Decorate a function to list its options, taken as `**keywords`, in help() and completion."""
     rows = {name: row for table in tables for name, row in table.items()}
     types = {name: reference.__forward_arg__ for name, reference in OptionsAndCriterion.__annotations__.items()}
     keywords = [

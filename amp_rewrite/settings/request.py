@@ -306,7 +306,7 @@ class Request:
         return request
 
     def _resolved(self) -> Request:
-        """Return the request with the target and the fusions resolved; PolicyError for options that do not match."""
+        """Return the request with the target and the fusions resolved; PolicyError for conflicting options."""
         target = installed(self.target, self.to)
         if self.fuse in ("contrib", "diffusion") and target.family != Target.ORT_CUDA:
             raise PolicyError(
@@ -337,7 +337,7 @@ class Request:
 
     @property
     def places(self) -> bool:
-        """True if the border between the types moves to the place of the cheapest Casts."""
+        """True if the border between the types moves to where Casts cost least."""
         default = "mincut" if self.safe else "propagate"
         return (self.placement or default) == "mincut"
 

@@ -169,7 +169,7 @@ def _next_command(request: Request, named: list[str], *, fed: bool) -> str:
 
 
 def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
-    """Return the output, the second file or that of -o; UsageError if the second file may be an input."""
+    """Return the output: the second file or the one of -o; UsageError if the second file may be an input."""
     if len(out) > 1 or (out and output is not None):
         raise click.UsageError("convert writes one model to a file; several go to a folder, as in -o FOLDER/")
     (word,) = out or (output,)

@@ -290,7 +290,7 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
 
 
 def _of_lost_digits(facts: Facts, op: Op, row: OpRow) -> str:
-    """Return a note of numbers of an op that are subnormal in the low type, or become 0; "" without."""
+    """Return a note if numbers of an op become subnormal or 0 in the low type; else ""."""
     if op.kind == "ReduceProd" and facts.narrow:
         return "a product of many numbers leaves the range"
     if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:

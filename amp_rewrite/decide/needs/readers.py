@@ -120,7 +120,7 @@ class Readers:
             yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
     def _leveled(self, fact: Fact, other: Fact) -> bool:
-        """True for a sum with an input that a constant, of a large magnitude throughout, brings near 0."""
+        """True for a sum with an input brought near 0 by a constant of a large magnitude throughout."""
         level = max(other.low, -other.high) if other.constant else 0.0
         return level > self.facts.reach and fact.learned and bool(fact.levels)
 

@@ -31,7 +31,7 @@ _LOOK = 64
 
 
 def is_grid(view: View, value: ValueId) -> bool:
-    """True for a counting constant: at least 16 different values fill most of a row of equal steps."""
+    """True for a constant that counts: at least 16 different values fill most of a row of equal steps."""
     tensor = view.constant(value)
     if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
         return False

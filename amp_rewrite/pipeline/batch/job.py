@@ -1,4 +1,4 @@
-"""A job, in which a worker converts one model; its outcome; and the summary of all outcomes.
+"""A job: the conversion of one model by a worker; its outcome; and the summary of all outcomes.
 
 Jobs and outcomes are plain data, so any executor can send them to another process or machine: a job only names files,
 and a worker copies the weights from file to file. The summary is a file with a line of JSON for each outcome.
@@ -202,7 +202,7 @@ def _check_own(target: Path, earlier: Outcome | None) -> None:
 
 
 def run(job: Job) -> Outcome:
-    """Run a job and return its outcome, which may be a failure; only an interrupt propagates."""
+    """Run a job and return its outcome, even a failure; only an interrupt propagates."""
     start, trace = time.perf_counter(), ""
     outcome = Outcome(name_of(job.source), name_of(job.target))
     try:

@@ -1,4 +1,4 @@
-"""The files of a batch, local or in stores that fsspec reads: names, folders and globs.
+"""The files of a batch, local or in stores read by fsspec: names, folders and globs.
 
 URLs are Paths here, and `url_of` restores them. An object store cannot rename files, but uploads are atomic: data files
 are uploaded first, then the model that refers to them.
@@ -225,7 +225,7 @@ def _unreadable(cause: OSError) -> NoReturn:
 
 
 def _special(path: Path) -> bool:
-    """True for folders, pipes, devices and sockets, which must not be opened; False for a broken link."""
+    """True for folders, pipes, devices and sockets: they must not be opened; False for a broken link."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:

@@ -98,7 +98,7 @@ class Processes(ThreadPoolExecutor):
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread and in processes it starts, which would print a traceback while they load."""
+    """Block Ctrl-C in this thread and in processes it starts: they would print a traceback while loading."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return

@@ -205,7 +205,7 @@ def _triangular(visible: Array) -> bool:
 
 
 def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
-    """Return why a bias may be infinite in the low type; None if it is computed from numbers finite there."""
+    """Return why a bias may be infinite in the low type; None if it is computed from numbers that are finite there."""
     pending, seen = [bias], {bias}
     while pending:
         value = pending.pop()

@@ -174,7 +174,7 @@ def _moved_into_table(
 
 
 def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each Gemm between Reshapes merging its leading axes and splitting them again. O(Gemms).
+    """Replace each Gemm between Reshapes that merge its leading axes and split them again. O(Gemms).
 
     The replacement is a MatMul, which needs no Reshape, and an Add, which can be fused with norms and activations.
     """

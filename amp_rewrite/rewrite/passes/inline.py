@@ -33,7 +33,7 @@ from amp_rewrite.settings.request import Request
 
 
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Inline the local functions with float32 values, to paint their ops one by one.
+    """Inline the local functions that process float32 values, so that their ops can be painted.
 
     `low`: also inline those that process low types, so that their ops can be raised.
     """

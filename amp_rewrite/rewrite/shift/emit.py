@@ -96,7 +96,7 @@ def refusal(view: View) -> str | None:
 
 
 class _ShiftEmitter:
-    """Replaces ops in one walk. `natural`: the exponents of values as computed."""
+    """Replaces ops in one walk. `natural`: the exponents at which values are computed."""
 
     def __init__(
         self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest

@@ -39,7 +39,7 @@ Law = tuple[tuple[int, OpPort], ...]
 
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
-    """Return the laws of the float32 ports of an op, including those fixing a port to exponent 0."""
+    """Return the laws of the float32 ports of an op, including those that fix a port to exponent 0."""
     values = ((OpPort(side, i), v) for side, own in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(own))
     ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
     laws, named = list[Law](), set[OpPort]()
@@ -84,7 +84,7 @@ def _law(**terms: int) -> Law:
 
 
 def _equal(first: str, *others: str) -> list[Law]:
-    """Return the laws of one exponent for all these ports."""
+    """Return the laws that all these ports have the same exponent."""
     return [_law(**{first: 1, other: -1}) for other in others]
 
 
@@ -172,7 +172,7 @@ def _has_input(op: Op, slot: int) -> bool:
 
 
 def _key_value_ports(op: Op) -> tuple[str, str, Law]:
-    """Return the ports of keys and values, possibly packed, and the law for `scale` to restore the scores."""
+    """Return the ports of keys and values, which may be packed, and the law that lets `scale` restore the scores."""
     key = "x1" if _has_input(op, 1) else "x0"
     return key, "x2" if _has_input(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
 

@@ -1,4 +1,4 @@
-"""Shift plans: the smallest exponent of each class of values to bring them into the range of the low type.
+"""Shift plans: the smallest exponent of each class of values that brings them into the range of the low type.
 
 The values of a class share one exponent. A constant operand can be scaled by any power of two, so a law with one does
 not constrain the others. A law of two computed values with the same factor puts both into one class; other laws become
@@ -149,7 +149,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, request: ShiftRequest) -> int:
-    """Return the smallest exponent to give a value of this magnitude the requested headroom."""
+    """Return the smallest exponent that gives a value of this magnitude the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * request.headroom / request.to.max)))
     while absmax * request.headroom > math.ldexp(request.to.max, exponent):
         exponent += 1

@@ -152,7 +152,7 @@ def _exported(model: Any) -> Model:
 
 @contextmanager
 def _layers_as_ops(torch: Any) -> Iterator[None]:
-    """Let Keras's norms and dropouts call torch's functions, which the exporter writes as one op each."""
+    """Let Keras's norms and dropouts call torch's functions; the exporter writes these as one op each."""
     from keras import layers
 
     functional = torch.nn.functional

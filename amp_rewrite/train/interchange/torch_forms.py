@@ -27,7 +27,7 @@ _CROSS_ENTROPY = (
 
 
 def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
-    """Compute a cross entropy with label smoothing or class probabilities; None for others, which export correctly."""
+    """Compute a cross entropy with label smoothing or class probabilities; None for others: they export correctly."""
     x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing", 0)
     shares, reduction = target.is_floating_point(), given.get("reduction", "mean")
     if given.get("size_average") is not None or given.get("reduce") is not None or not (shares or smoothing):
@@ -83,7 +83,7 @@ class DropoutCall(NamedTuple):
 
     @classmethod
     def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DropoutCall | None:
-        """Parse the call of a function by name; None for a function that is not dropout."""
+        """Parse the call of a function by name; None for a function other than dropout."""
         if name not in (*_ELEMENTS, *_CHANNELS):
             return None
         given = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}

@@ -90,7 +90,7 @@ class Network(WithWeights):
         return {tensor.name: tensor for tensor in self._subject.source.proto.graph.initializer}
 
     def _names(self) -> list[str]:
-        """Names of the weights, in the order of the PyTorch module or Keras model, else in that of the initializers."""
+        """Names of the weights, in the order of the PyTorch module or Keras model, else of the initializers."""
         module, own = self._subject.choice.module, self._weights.arrays()
         statistics = statistics_of(self._subject.source)
         return [*module] if module is not None else [n for n in self._tensors if n in own or n in statistics]

@@ -139,7 +139,7 @@ class StatefulOptimizer:
         self.apply_gradients(pairs, name, global_step=global_step)
 
     def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
-        """Return a list with one function, which makes one step on a `Differentiable` loss."""
+        """Return a list with one function: it makes one step on a `Differentiable` loss."""
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(

@@ -110,7 +110,7 @@ class Differentiable(Protocol):
     def __call__(self) -> Any: ...
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of `seed` times the loss; None for variables without influence on it."""
+        """Return the gradients of `seed` times the loss; None for variables it does not depend on."""
 
 
 Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]

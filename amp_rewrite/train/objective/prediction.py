@@ -103,7 +103,7 @@ class Prediction:
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
-        """Append the logarithm of numbers, with 1e-12 as the least."""
+        """Append the logarithm of numbers clamped to at least 1e-12."""
         return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_FLOOR, DType.FLOAT)))
 
     # -- shapes ----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Prediction:
         return axis % rank
 
     def class_axis(self, *, last: bool = False) -> int:
-        """Return the class axis: that of the Softmax, else the option's, else axis 1 or the last one."""
+        """Return the class axis: the Softmax's, else the option's, else axis 1 or the last one."""
         axis = self.axis(-1 if last else 1)
         if self.softmax is None:
             return axis
@@ -159,7 +159,7 @@ class Prediction:
         return self.b.op("Mul", x, self.b.constant(np.array(weights, np.float32).reshape(shape)))
 
     def mean(self, each: str, rank: int | None = None) -> str:
-        """Append the mean of numbers, weighted by row. `rank`: that of `each`, by default the prediction's."""
+        """Append the mean of numbers, weighted by row. `rank`: the rank of `each`, by default the prediction's."""
         weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
         return self.b.reduce("ReduceMean", weighted, None, keepdims=False)
 

@@ -31,7 +31,7 @@ _ROUNDING = 1e-5
 
 
 def batch_model(model: Model, batch: Iterable[str]) -> Model:
-    """Return a model with only these inputs, for checks of batches."""
+    """Return a model with only these inputs, to check batches against."""
     declared = {v.name: v for v in model.proto.graph.input}
     proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.input.extend(declared[name] for name in batch)
@@ -56,7 +56,7 @@ def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
 
 
 def converted_targets(target: TargetInput, values: Array) -> Array:
-    """Convert targets to the type of the loss: int32 or int64 class indices, or float32 numbers.
+    """Convert targets to the type read by the loss: int32 or int64 class indices, or float32 numbers.
 
     TrainingError for class indices that are not whole numbers, for one number per class where the loss reads class
     indices, and the reverse.
@@ -345,7 +345,7 @@ class Predictions(ArrayLike):
 
 
 def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
-    """Return the model inputs in a batch, which may also have targets. FeedError for a wrong type or shape."""
+    """Return the model inputs in a batch; it may also have targets. FeedError for a wrong type or shape."""
     if not isinstance(batch, Mapping):
         raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from names of inputs to arrays")
     missing = sorted(set(inputs) - batch.keys())

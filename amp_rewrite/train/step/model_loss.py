@@ -82,7 +82,7 @@ class Weights:
         return Predictor.of(self.subject.source, self.arrays().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the model with these weights, completed by the model's other weights.
+        """Return a loss of the model with these weights, and add the other weights needed for it.
 
         It runs on CUDA if available, else emulated on the CPU. The errors are those of `training_step`.
         """
@@ -117,7 +117,7 @@ class Weights:
         return ModelLoss(tuple(self.variables[name] for name in prepared.initial), self, graph)
 
     def checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
-        """Return all state by path in checkpoints, including that of an optimizer."""
+        """Return all state by path in checkpoints, including an optimizer's."""
         state = {f"parameter/{name}": variable.numpy() for name, variable in self.variables.items()}
         if optimizer is not None:
             fresh = initial_slots(optimizer.rule, {name: v.numpy() for name, v in self.variables.items()})
@@ -185,7 +185,7 @@ class ModelLoss(WithWeights, Loss):
     @classmethod
     @checked_arguments(options=ModelOptions)
     def of(cls, model: object, loss: str, **options: Unpack[ModelOptions]) -> ModelLoss:
-        """Return the loss of a model. It runs on CUDA if available, else on the CPU, where low types are emulated.
+        """Return the loss of a model. It runs on CUDA if available, else on the CPU, with low types emulated.
 
         Arguments and errors are those of `training_step`. The default policy is mixed_float16 while the graph rewrite
         is enabled, else that of `set_policy`, else float32.

@@ -79,7 +79,7 @@ class TrainingReport(Result):
 
     @property
     def trained(self) -> tuple[ParameterRow, ...]:
-        """The parameters trained."""
+        """The trained parameters."""
         return tuple(row for row in self.parameters if row.role == TRAINED)
 
     @property

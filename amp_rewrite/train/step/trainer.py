@@ -280,7 +280,7 @@ class Trainer(AttributeHints, HoldsSession):
             self.step.owner.restore(self._of_owner(self.saved()))
 
     def _of_owner(self, saved: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the state that the step and its optimizer share; a loss scale only if it is the optimizer's."""
+        """Return the state shared by the step and its optimizer; a loss scale only if it is the optimizer's."""
         shared = vars(self.step.owner or self).get("loss_scale") is self.step.loss_scale
         return {name: a for name, a in saved.items() if shared or name not in ("loss_scale", "good_steps")}
 

@@ -239,7 +239,7 @@ class _Update:
     def accumulated(
         self, gradients: dict[str, Operand], variables: Mapping[str, Array], micro_batches: int
     ) -> dict[str, Operand]:
-        """Accumulate gradients over micro-batches. Return their mean, which is valid in the last run of a step."""
+        """Accumulate gradients over micro-batches. Return their mean, valid in the last run of a step."""
         if micro_batches == 1:
             return gradients
         count = self.b.input("micro_batch", DType.INT64, ())

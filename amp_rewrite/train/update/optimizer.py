@@ -260,7 +260,7 @@ def applied(
     step: int,
     learning_rate: float | np.float32 | None = None,
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
-    """Return the variables and slots after step number `step`, which starts at 1; the arguments do not change.
+    """Return the variables and slots after step number `step`, counted from 1; the arguments do not change.
 
     All arrays are float32. `slots` maps variables to their slots. A variable with the gradient None keeps its value and
     slots. A sparse gradient is zero in its missing rows, so slots decay there too, as in Keras's Adam, but not as in

@@ -152,7 +152,7 @@ def _steps(v: Call) -> _Steps:
 
 
 def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
-    """Return the carried tensors dependent on a differentiated value, directly or after several steps."""
+    """Return the carried tensors that depend on a differentiated value, directly or after several steps."""
     view, scope = v.b.view, v.op.bodies[0]
     ids, ends = values_in(view)[scope], view.scopes[scope].outputs
     sources = [*names, *[s.inner for s in steps.read if s.slot in slots]]
@@ -257,7 +257,7 @@ def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
 
 
 def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
-    """Add outputs of the stacked values at the start of all steps, for the backward pass.
+    """Add outputs that stack the values at the start of all steps, where the backward pass reads them.
 
     Return the outputs by the names of the values in the body.
     """

@@ -320,7 +320,7 @@ class Paths:
         return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
 
     def receivers(self, op: Op) -> list[ValueId | None]:
-        """Return the inputs and captured values to receive a gradient from the op."""
+        """Return the values that receive a gradient from the op."""
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
     def _end(
