@@ -182,7 +182,6 @@ class Batches:
 
 
 def _random_keywords(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
-    """Return keywords for `Feed.randomly`."""
     from amp_rewrite.evidence.data.sources import parse_int_ranges, parse_shapes
 
     return {"shapes": parse_shapes(shapes), "int_ranges": parse_int_ranges(settings.int_range)}

@@ -86,7 +86,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the section with the examples of a command."""
     if examples := _examples(ctx):
         with formatter.section("Examples" if len(examples) > 1 else "Example"):
             formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))

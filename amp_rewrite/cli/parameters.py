@@ -178,7 +178,6 @@ REPORT = (report_file, flag("--overwrite", "Replace an existing report."))
 
 
 def output(default: str, what: str = "model") -> Callable[[F], F]:
-    """Return the option for the output of a command."""
     return option("-o --output", "FILE", f"The {what} to write.  [default: {default}]", type=FILE_OUT)
 
 

@@ -110,7 +110,6 @@ class Reason(Record):
 
     @property
     def promise(self) -> str:
-        """Return the promise of the rule, in one sentence."""
         return self._parts[0]
 
     @property
@@ -248,7 +247,6 @@ HARMLESS = "harmless"
 
 
 def is_fact(kind: str, message: str) -> bool:
-    """True for a fact, False for a warning."""
     return kind in _FACTS or f" · {HARMLESS}" in message
 
 

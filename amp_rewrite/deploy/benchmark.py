@@ -142,7 +142,6 @@ class Benchmark(Result):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
     def text(self) -> str:

@@ -344,7 +344,6 @@ def half_type(source: Model) -> DType | None:
 
 
 def type_of(source: Model) -> Check:
-    """Return the actual types of a model's ops and weights."""
     view = inventory_view(source)
     report = report_of(view)
     rows = [report.rows[at] for at in live(report)]

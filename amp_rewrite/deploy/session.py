@@ -244,7 +244,6 @@ def _obstacle(first: str, to: DType, device: int) -> str:
 
 
 def _failure_to_open(first: str) -> str:
-    """Return why the first provider cannot be opened, as far as known."""
     if first not in _ON_GPU:
         return f"{first} does not open here"
     if absence := hardware().absence:
@@ -333,7 +332,6 @@ def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[st
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
-    """Return the cache selected by a `cache` argument; None for no cache."""
     if cache is True:
         return Cache.usual(os.environ)
     return Cache(Path(cache)) if isinstance(cache, (str, Path)) else cache or None

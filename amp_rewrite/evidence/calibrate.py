@@ -349,14 +349,12 @@ def neutral(rows: int) -> Rows:
 
 
 def merged(a: Rows, b: Rows) -> Rows:
-    """Merge two vectors of rows, row by row."""
     added = np.tile(_SUMS, len(a) // WIDTH)
     with np.errstate(invalid="ignore"):  # -inf + -inf in a column that is not added up
         return np.where(added, a + b, np.maximum(a, b))
 
 
 def ranges(rows: Rows) -> Iterator[Range]:
-    """Yield the Range of each row."""
     for row in rows.reshape(-1, WIDTH):
         elements, numbers, nonzero, survive, normal, beyond, infinite = (int(n) for n in row[:_ADDED])
         yield Range(

@@ -101,7 +101,6 @@ def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
 
 
 def name_of(model: object, default: str) -> str:
-    """Return the file name of a model, or the default."""
     path = model.path if isinstance(model, Model) else model if isinstance(model, (str, os.PathLike)) else None
     return Path(path).name if path is not None else default
 

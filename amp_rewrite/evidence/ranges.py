@@ -183,7 +183,6 @@ def key(view: View, value: ValueId) -> str:
 
 
 def check_writable(file: Path, overwrite: bool) -> None:
-    """Raise EvidenceError if ranges cannot be written to `file`."""
     if file.suffix.lower() == ".onnx":
         raise EvidenceError(f"cannot write {file}: ranges are JSON, not a model; use the suffix .json")
     check_place(file, EvidenceError)

@@ -129,7 +129,6 @@ class Fit:
     subnormal: int = 0
 
     def merge(self, other: Fit) -> Self:
-        """Return the statistics of both sets of values combined."""
         counts = ("count", "nonfinite", "overflow", "flushed", "subnormal")
         return type(self)(
             absmax=max(self.absmax, other.absmax),

@@ -164,7 +164,6 @@ def drop_values(tensor: onnx.TensorProto) -> None:
 
 
 def dtype(tensor: onnx.TensorProto) -> DType:
-    """Return the tensor's element type. ModelError for an unknown one."""
     kind = DType.of(tensor.data_type)
     if kind is None:
         raise ModelError(

@@ -8,7 +8,6 @@ from onnx import AttributeProto, NodeProto
 
 
 def attribute(node: NodeProto, name: str) -> AttributeProto | None:
-    """Return a node's attribute by name; None if it is absent."""
     return next((a for a in node.attribute[:] if a.name == name), None)  # iterating over a slice takes half as long
 
 
@@ -28,7 +27,6 @@ def text_attribute(node: NodeProto, name: str, default: str = "") -> str:
 
 
 def ints_attribute(node: NodeProto, name: str) -> tuple[int, ...]:
-    """Return a node's list of integers; an empty one if it is absent."""
     found = attribute(node, name)
     return () if found is None else tuple(found.ints)
 

@@ -163,7 +163,6 @@ class OpInputs:
         return b if isinstance(b, int) else self.invented.name(" or ".join(sorted((str(a), str(b)))))
 
     def broadcast(self, shapes: Sequence[Dims | None]) -> Dims | None:
-        """Return the broadcast of several shapes; None if one is unknown."""
         ranked = [shape for shape in shapes if shape is not None]
         if not ranked or len(ranked) < len(shapes):
             return None

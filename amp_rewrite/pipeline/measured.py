@@ -61,7 +61,6 @@ def calibrated(draft: Draft, feed: Feed, progress: Callable[[int, int], None] | 
 
 
 def model_name(draft: Draft) -> str:
-    """Return the name of the model's file, or "the model" without a file."""
     return draft.source.path.name if draft.source.path is not None else "the model"
 
 

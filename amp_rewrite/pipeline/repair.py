@@ -246,7 +246,6 @@ class Region:
 
     @property
     def because(self) -> str:
-        """The reason for suspecting the region, in one line."""
         local = f"adds a relative error of {self.error:.2g}"
         effect = "turns finite numbers into infinity" if math.isinf(self.error) else local
         kind = "" if self.name == self.kind else f" ({self.kind})"
@@ -254,7 +253,6 @@ class Region:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """The pins keeping the region in float32."""
         return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 

@@ -167,7 +167,6 @@ class _Reference:
             )
 
     def judged(self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
-        """Return the conversion with evidence from the rows."""
         largest = max((row.difference.scaled for row in rows if row.difference.scaled is not None), default=None)
         worst = next((row for row in rows if _is_wrong(row)), None)
         evidence = Evidence(

@@ -63,13 +63,11 @@ class Delta(Result):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Number of differences of each kind."""
         counts = Counter(change.kind for change in self.changes)
         return {kind: len(self.casts) if kind == "casts" else counts[kind] for kind in KINDS}
 
     @property
     def differs(self) -> bool:
-        """True if there is any difference."""
         return bool(self.changes or self.casts)
 
     def fails(self, kinds: Collection[str] = ()) -> bool:

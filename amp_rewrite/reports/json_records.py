@@ -71,7 +71,6 @@ def _no_constant(name: str) -> NoReturn:
 
 @cache
 def reader_of(hint: Any) -> Reader:
-    """Return the reader of values of a type hint."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint in _WORDS:
         return lambda value: _plain(value, hint)

@@ -124,7 +124,6 @@ class _ReportBuilder:
         return made
 
     def _read(self, op: Op, slot: int) -> ValueType | None:
-        """Return the type of an input as the op reads it."""
         value = op.inputs[slot]
         if value is None or op.kind == "Cast":
             return None if value is None else self._made[value]
@@ -368,7 +367,6 @@ def _floating(row: Row) -> bool:
 
 
 def _retyped(known: ValueType | None, dtype: DType | None) -> ValueType | None:
-    """Return a type with another element type; the same for None."""
     return known if known is None or dtype is None or known.dtype is dtype else known.of(dtype)
 
 

@@ -53,6 +53,5 @@ class Result:
         return plain(f"<{type(self).__name__} {self.brief}>")
 
     def _repr_html_(self) -> str:
-        """Return the text for a notebook."""
         lines = "\n".join(map(plain, self.text().splitlines()))
         return f"<pre>{escape(lines)}</pre>"

@@ -121,7 +121,6 @@ def _work(report: ReportData) -> str:
 
 
 def low_types(report: ReportData) -> list[str]:
-    """Return the low types of ops in a report."""
     known = {row.dtype for row in report.rows}
     return [dtype for dtype in LOW if dtype in known]
 

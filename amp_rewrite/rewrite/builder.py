@@ -78,7 +78,6 @@ class NewNodes:
         return self._named(stem, self._op.id)
 
     def constant(self, stem: str, values: Array) -> str:
-        """Add a constant; return its name."""
         digest = hashlib.blake2b(values.tobytes()).digest()
         name = self._named(stem, (values.dtype.str, values.shape, digest))
         self.weights.append(from_array(values, name))

@@ -185,5 +185,4 @@ def _plain(view: View, op: Op) -> NodeProto:
 
 
 def as_float64(array: Array) -> Array:
-    """Return the array with floating-point numbers in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy else array

@@ -28,7 +28,6 @@ class FusionRule(Record):
 
     @property
     def promise(self) -> str:
-        """The promise of the record, in one line."""
         return f"{self.spelling} is one {self.operator}."
 
     @property

@@ -108,7 +108,6 @@ class NodeBuilder:
         self.nodes.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
 
     def constant(self, values: Array) -> str:
-        """Append a constant with the type and shape of the array; return its name."""
         name = self.op("Constant", value=from_array(values))
         self._dtypes[name] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
         return name

@@ -101,7 +101,6 @@ class EmulatedOp:
     node: NodeProto
 
     def input(self, slot: int) -> str:
-        """Return the name of an input, "" if it is absent."""
         return self.node.input[slot] if slot < len(self.node.input) else ""
 
     def shape(self, slot: int) -> Shape | None:
@@ -113,7 +112,6 @@ class EmulatedOp:
         return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of the node as keyword arguments."""
         return {a.name: onnx.helper.get_attribute_value(a) for a in self.node.attribute}
 
 

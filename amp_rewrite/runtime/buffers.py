@@ -66,7 +66,6 @@ def placed(tensor: object, device: str, index: int) -> Any:
 
 
 def copied(value: Any, device: str, index: int = 0) -> Any:
-    """Copy an OrtValue to a device."""
     fresh = onnxruntime().OrtValue.ortvalue_from_shape_and_type(
         list(value.shape()), value.element_type(), device, index
     )
@@ -207,7 +206,6 @@ class DoubleBuffer:
         return to_array(self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:
-        """Return copies of all tensors of a side."""
         return {name: np.array(self.view(side, name)) for name in self.sides[side]}
 
 
@@ -256,7 +254,6 @@ class BufferedRunner:
 
 
 def memory_for(array: Array, place: tuple[str, int]) -> Any:
-    """Allocate memory on a device for an array of this shape and type."""
     like = from_array(array)
     return onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 

@@ -237,7 +237,6 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose", "com.microsoft::FusedConv", "com.micro
 
 
 def low_convolutions(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield the convolutions in a low type."""
     for op in view.of_kinds(_CONVOLUTIONS):
         if any(dtype is not None and dtype.low for dtype in map(dtype_of, op.results)):
             yield op

@@ -66,7 +66,6 @@ def input_ports(model: Model) -> tuple[Port, ...]:
 
 
 def output_ports(model: Model) -> tuple[Port, ...]:
-    """Return the outputs of a model, in order."""
     return tuple(_port(v, True) for v in model.proto.graph.output)
 
 

@@ -94,7 +94,6 @@ def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:
 
 
 def own_operators(view: View) -> list[str]:
-    """Return the names of onnxruntime's own operators in a model."""
     return sorted({op.op_type for op in view.ops if op.domain == OWN_DOMAIN})
 
 
@@ -157,7 +156,6 @@ class CudaOptions:
 
     @property
     def without_layout(self) -> dict[str, str]:
-        """The options except those of the layout."""
         return {"use_tf32": str(int(self.tf32))}
 
     @property

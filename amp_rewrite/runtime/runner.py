@@ -281,7 +281,6 @@ class CudaGraphs:
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
-        """Run like `Runner.run`."""
         given = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
         if len(given) < len(feeds):
             return self.runner.run(feeds, outputs)

@@ -235,7 +235,6 @@ NEEDS = "needs"
 
 
 def target_of(model: Model) -> Target | None:
-    """Return the target recorded in a converted model; None if there is none."""
     name = model.recorded("target")
     if not name:
         return None

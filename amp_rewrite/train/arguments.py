@@ -133,7 +133,6 @@ def _text(annotation: Any) -> str:
 
 
 def unknown_attribute(owner: type, name: str) -> AttributeError:
-    """Return the error for an unknown attribute of a class, with a hint."""
     own = sorted(n for n in {*dir(owner), *getattr(owner, "__dataclass_fields__", ())} if not n.startswith("_"))
     hint = HINTS.get(name) or advice(name, own, f"it has {', '.join(own)}")
     return AttributeError(f"{owner.__name__} has no {name!r}; {hint}")

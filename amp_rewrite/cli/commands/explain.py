@@ -157,7 +157,6 @@ def described(name: str) -> dict[str, Any]:
 
 
 def rule_page(fact: dict[str, Any]) -> str:
-    """Return the result of `described` as text."""
     lines = [f"{fact['name']}: {fact['promise'] or fact['words']}"]
     if fact["promise"]:
         lines.append(f"  in reports  {fact['reason']}: {fact['words']}")

@@ -63,7 +63,6 @@ class Gate:
     # -- down ----------------------------------------------------------------------------------------
 
     def lowerable_groups(self, view: View, op: Op) -> Lowerable:
-        """Return the groups of float32 variables to lower in an op."""
         variables = view.variables[op.id]
         stashed = computes_float32_inside(op)
         key = (op.domain, op.op_type, stashed, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])

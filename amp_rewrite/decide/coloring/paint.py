@@ -196,7 +196,6 @@ class _Types:
                 self.raised[op.id, "T"] = float32(reasons.SHAPE_FOLLOWS, self.view.values[source].producer)
 
     def _low_type(self, op: OpId) -> DType | None:
-        """Return the low type of an op's first low variable; None if it has none."""
         types = (v.type.dtype for v in self.view.variables[op] if v.type is not None)
         return next((dtype for dtype in types if dtype in LOW_TYPES), None)
 

@@ -181,11 +181,9 @@ class Problem:
         return self.of_ops(op.id for op in self.view.of_kinds(kinds))
 
     def maker(self, value: ValueId) -> int | None:
-        """Return the vertex of a value's maker; None for an op without one."""
         return self.of.get(output_variable(self.view, value))
 
     def reader(self, use: Use) -> int | None:
-        """Return the vertex of a use; None for an op without one."""
         return self.of.get(input_variable(self.view.ops[use.op], use.slot))
 
     def widens(self, op: Op) -> bool:
@@ -194,7 +192,6 @@ class Problem:
 
 
 def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
-    """Return the list entry of each op, by op id."""
     plain: dict[str, Entry | None] = {}  # the entry of a kind whose ops all have the same
     literal, entries = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING), []
     for op in view.ops:

@@ -100,7 +100,6 @@ def fed_numbers(facts: Facts, op: Op) -> Values:
 
 
 def is_single_input(facts: Facts, value: ValueId) -> bool:
-    """True for an input of the model with one number."""
     shape = shape_of(facts.view, value) if facts.view.values[value].public else None
     return shape is not None and all(size == 1 for size in shape)
 

@@ -272,7 +272,6 @@ class Summary:
         self.path = path
 
     def check(self, *, overwrite: bool, resume: bool) -> None:
-        """Raise ReportError if the summary cannot be written."""
         if url := url_of(self.path):
             raise ReportError(f"cannot write a summary to {url}: lines are added to it; name a file of this machine")
         if self.path.suffix.lower() not in _JSONL:

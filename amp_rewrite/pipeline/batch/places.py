@@ -26,7 +26,6 @@ _CHUNK = 1 << 20  # bytes
 
 
 def canonical(place: str | os.PathLike[str]) -> str:
-    """Return the canonical path of a file, with links resolved."""
     return os.path.normpath(Path(place)) if url_of(place) else os.path.realpath(place)
 
 
@@ -68,7 +67,6 @@ def data_of(place: Path) -> tuple[str, ...]:
 
 
 def size_of(place: Path) -> int | None:
-    """Return the size of a file in bytes; None for a missing file."""
     if not url_of(place):
         return place.stat().st_size if os.path.lexists(place) else None
     store, path = _store_of(place)

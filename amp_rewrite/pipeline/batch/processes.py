@@ -129,7 +129,6 @@ def _end_with_parent() -> None:
 
 
 def cores() -> int:
-    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -242,7 +242,6 @@ class Tree:
     home: list[int] = field(default_factory=list)
 
     def add(self, name: str, parent: int) -> int:
-        """Add a scope and return its number."""
         self.names.append(name)
         self.parents.append(parent)
         return len(self.names) - 1

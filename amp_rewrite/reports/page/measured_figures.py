@@ -106,7 +106,6 @@ class Band:
 
 
 def bars(axis: Axis, shown: Sequence[Bar], bands: Sequence[Band], *, name: str) -> Element:
-    """Return a chart of bars on one horizontal axis."""
     places = [percent(axis.at(n)) for n, _ in axis.ticks()]
     ticks = [element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid") for place in places]
     behind = [_span(axis, b.low, b.high, f"band {b.kind}", "", y="0%", height="100%") for b in bands]

@@ -29,7 +29,6 @@ def numbers_table(head: Sequence[str], records: Iterable[Sequence[str]], *, righ
 
 
 def folded(name: str, *parts: Element) -> Element:
-    """Return parts to unfold by a name."""
     return element("details", element("summary", name), *parts, class_="numbers")
 
 
@@ -64,7 +63,6 @@ _NAME = 160
 
 
 def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
-    """Return an element with children and attributes."""
     built = Element(tag)
     for name, value in attributes.items():
         built.set(name.rstrip("_").replace("_", "-"), plain(value) if isinstance(value, str) else f"{value:.6g}")
@@ -86,7 +84,6 @@ def short(text: str) -> str:
 
 
 def written(tree: Element) -> str:
-    """Return the HTML of a tree."""
     return tostring(tree, encoding="unicode", method="html")
 
 

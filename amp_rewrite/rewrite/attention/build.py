@@ -89,7 +89,6 @@ class AttentionNodes(NewNodes):
         return self.before(op_type, (source, self.constant(f"{stem}_axis", np.array([axis]))), stem, **attributes)
 
     def zero(self, stem: str) -> str:
-        """Add a constant 0; return its name."""
         return self.constant(f"{stem}_zero", np.zeros((), np.float32))
 
 

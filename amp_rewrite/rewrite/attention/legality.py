@@ -61,7 +61,6 @@ class FusibleAttention:
 
     @property
     def boolean(self) -> bool:
-        """True if the mask is a bool."""
         return self.match.score_mask is not None and self.view.dtype(self.match.score_mask.value) is DType.BOOL
 
 

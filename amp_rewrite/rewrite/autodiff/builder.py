@@ -85,7 +85,6 @@ class Builder(NodeBuilder):
         return replace(self.view.model, proto=proto)
 
     def finished(self) -> GraphProto:
-        """Return a copy of the current graph."""
         graph = clone(self.graph)
         names = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._narrow else set()
         nodes = [n for n in self.nodes if n.output[0] not in self._narrow or n.output[0] in names]
@@ -105,7 +104,6 @@ class Builder(NodeBuilder):
         return super().dtype(name) if value is None else self.view.dtype(value.id)
 
     def element_type(self, name: str) -> DType:
-        """Return the element type of a value; GradientError if it is unknown."""
         dtype = self.dtype(name)
         if dtype is None:
             raise GradientError(f"the element type of {name!r} is unknown; declare it")
@@ -201,5 +199,4 @@ class Builder(NodeBuilder):
         return self.op("Gather", self.op("Shape", name), self.ints([axis]), axis=0)
 
     def zeros_like(self, x: str, dtype: DType) -> str:
-        """Append zeros with the shape of `x`; return their name."""
         return self.full(self.shape_of(x), 0.0, dtype)

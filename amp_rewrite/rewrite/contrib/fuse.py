@@ -73,7 +73,6 @@ def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
-    """Replace each written-out rotation by RotaryEmbedding."""
     return (_with_types(view, outcome) for outcome in rotations(view))
 
 
@@ -144,7 +143,6 @@ class Fuser:
         return not dominates and not self.view.fit(bias, self.context.to).overflow
 
     def names(self, *values: ValueId | None) -> list[str]:
-        """Return the names of values, with "" for None."""
         return ["" if value is None else self.view.value_name(value) for value in values]
 
     def small(self, value: ValueId) -> tuple[int, ...]:

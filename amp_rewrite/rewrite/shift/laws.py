@@ -30,7 +30,6 @@ class OpPort(NamedTuple):
 
     @property
     def is_attribute(self) -> bool:
-        """True if the port is an attribute."""
         return self.slot < 0
 
 
@@ -67,7 +66,6 @@ def _candidate_laws(view: View, op: Op, ports: Sequence[OpPort]) -> Iterator[Law
 
 
 def kinds() -> frozenset[str]:
-    """Return the kinds of ops with laws."""
     return frozenset((*_UNIFORM, *_FOLLOWING, *_INVARIANT, *_TABLE, *_SPECIAL, "Einsum"))
 
 

@@ -80,7 +80,6 @@ class Equations:
         return cls(view, laws, classes, tuple(relations), joints, heavy)
 
     def members(self) -> Mapping[ClassId, Sequence[ValueId]]:
-        """Return the values of each class."""
         members: dict[ClassId, list[ValueId]] = {}
         for value, root in self.classes.items():
             members.setdefault(root, []).append(value)
@@ -88,7 +87,6 @@ class Equations:
 
 
 def value_at(op: Op, port: OpPort) -> ValueId | None:
-    """Return the value at a port; None for an attribute."""
     if port.is_attribute:
         return None
     return (op.inputs if port.side == "x" else op.outputs)[port.slot]

@@ -63,7 +63,6 @@ class _Accuracy(Mean):
         super().update_state(expected.reshape(predicted.shape) == predicted, sample_weight)
 
     def labels(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
-        """Return the expected and the predicted labels."""
         raise NotImplementedError
 
     def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> float:  # type: ignore[override]

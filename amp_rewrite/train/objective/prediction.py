@@ -109,7 +109,6 @@ class Prediction:
     # -- shapes ----------------------------------------------------------------------------------------
 
     def shape(self) -> Shape:
-        """Return the shape of the prediction. TrainingError if its rank is unknown."""
         shape = self.b.shape(self.name)
         if shape is None:
             raise TrainingError(

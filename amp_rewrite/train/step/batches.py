@@ -284,7 +284,6 @@ class Scores:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Loss and metrics by name."""
         return {"loss": self.loss, **self.metrics}
 
     def __iter__(self) -> Iterator[float]:
@@ -301,7 +300,6 @@ class HoldsSession:
     """Mixin for objects with an open session: they cannot be copied or pickled."""
 
     def __reduce__(self) -> NoReturn:
-        """Raise a TrainingError with a hint."""
         raise TrainingError(
             f"a {type(self).__name__} holds an open session, which cannot be copied; save() writes its state, and"
             " load() of a new one reads it"

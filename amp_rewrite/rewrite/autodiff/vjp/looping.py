@@ -62,7 +62,6 @@ def declared_like(b: Builder, name: str, like: str, dtype: DType | None = None) 
 
 
 def identity(source: str, name: str) -> NodeProto:
-    """Return an Identity node."""
     return NodeProto(op_type="Identity", input=[source], output=[name], name=name)
 
 

@@ -97,13 +97,11 @@ class Forward:
     op: Op
 
     def x(self, slot: int) -> str:
-        """Return the name of a required input."""
         name: str = self.op.node.input[slot]
         assert name
         return name
 
     def has(self, slot: int) -> bool:
-        """True if an optional input is present."""
         return slot < len(self.op.inputs) and self.op.inputs[slot] is not None
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -122,7 +120,6 @@ class Forward:
         return match[1] if match else ""
 
     def shape(self, slot: int) -> Shape | None:
-        """Return the shape of an input; None if its rank is unknown."""
         return self.b.shape(self.x(slot))
 
     def dims(self, slot: int, what: str) -> tuple[int, ...]:
@@ -133,7 +130,6 @@ class Forward:
         return dims
 
     def rank(self, slot: int = 0) -> int:
-        """Return the rank of an input; GradientError if it is unknown."""
         shape = self.shape(slot)
         if shape is None:
             raise self.error(f"the rank of input {self.x(slot)!r} is unknown; declare the shapes of the inputs")
@@ -144,7 +140,6 @@ class Forward:
         return from_front(self.attr("axis", default), self.rank())
 
     def dtype(self, slot: int = 0) -> DType:
-        """Return the element type of an input; GradientError if it is unknown."""
         return self.b.element_type(self.x(slot))
 
     def constant(self, slot: int) -> Array | None:
@@ -156,7 +151,6 @@ class Forward:
         return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
 
     def error(self, fact: str) -> GradientError:
-        """Make an error about this op."""
         return GradientError(f"node {self.op.name!r} ({self.op.kind}): {fact}")
 
 
@@ -175,7 +169,6 @@ class Call(Forward):
 
     @property
     def g(self) -> str:
-        """The name of the gradient of the first output."""
         assert self.gradients[0] is not None
         return self.gradients[0]
 
@@ -190,7 +183,6 @@ class Call(Forward):
 
     @property
     def out_shape(self) -> Shape | None:
-        """The shape of the first output; None if its rank is unknown."""
         return self.b.shape(self.op.node.output[0])
 
     def do(self, op_type: str, *inputs: str | float, **attributes: Any) -> str:
@@ -206,7 +198,6 @@ class Call(Forward):
         return self.b.op("Cast", x, to=self.dtype(0).code)
 
     def shape_part(self, shape: str, begin: int, end: int) -> str:
-        """Append a Slice of a shape, from `begin` to `end`."""
         return self.b.op("Slice", shape, self.b.ints([begin]), self.b.ints([end]))
 
     def arange(self, count: int | str) -> str:
@@ -234,7 +225,6 @@ class Call(Forward):
         return self.b.cast(self.b.op("Div", self.b.cast(gradient, wide, of=own), divisor), own, of=wide)
 
     def zeros(self, slot: int) -> str:
-        """Append zeros of an input's shape and type."""
         return self.b.zeros_like(self.x(slot), self.dtype(slot))
 
 
@@ -320,7 +310,6 @@ class Paths:
         return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
 
     def receivers(self, op: Op) -> list[ValueId | None]:
-        """Return the values that receive a gradient from the op."""
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
     def _end(
