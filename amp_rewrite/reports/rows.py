@@ -243,8 +243,7 @@ class ReportData:
 
 
 def _texts(row: Row, key: str) -> tuple[str, ...]:
-    texts = {"name": (row.name, row.path), "op": (row.op,), "scope": (row.path.replace(".", "/").lstrip("/"),)}
-    return texts[key]
+    return {"name": (row.name, row.path), "op": (row.op,), "scope": (row.path.replace(".", "/").lstrip("/"),)}[key]
 
 
 # -- differences ---------------------------------------------------------------------------------------------

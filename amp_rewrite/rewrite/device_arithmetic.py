@@ -14,8 +14,7 @@ from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.shapes import Shape, elements
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.recurrent_arithmetic import recurrent_layer
-from amp_rewrite.rewrite.rounding_builder import EmulatedOp, Recipe, RoundingBuilder
+from amp_rewrite.rewrite.rounding_builder import EmulatedOp, Recipe, RoundingBuilder, recurrent_layer
 
 _WARP, _THREADS, _BLOCKS, _LOADS = 32, 512, 512, 4
 """Limits of CUDA's sum over leading axes: columns per block, threads per block, blocks per grid, rows per thread."""

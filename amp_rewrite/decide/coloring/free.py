@@ -9,20 +9,8 @@ from functools import cached_property
 from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir import op_classes as kinds
 from amp_rewrite.ir.dataflow import exact, fed, first_input_of, keeps_type, origin, trail
-from amp_rewrite.ir.op_classes import (
-    AFFINE,
-    COPIES,
-    DEQUANTIZES,
-    ELEMENTLESS,
-    GROWS,
-    HEAVY,
-    LONG_SUMS,
-    PAIR_SUMS,
-    QUANTIZES,
-    SCALINGS,
-    SUMS,
-)
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -32,7 +20,7 @@ LOW, HIGH = "low", "high"
 """The terminals of the cut: source and sink."""
 End = int | str | tuple[str, int]
 """A vertex, the terminal of a type that is fixed, or an auxiliary node."""
-_copied = first_input_of(COPIES)
+_copied = first_input_of(kinds.COPIES)
 
 
 def tied(view: View, cluster: Cluster, low: DType) -> bool:
@@ -65,7 +53,7 @@ class Free:
         casts = (
             v for v in p.of_kinds(("Cast",)) if "T1" in p.vertices[v].variables or self._copied_by(p.op(v)) is not None
         )
-        return frozenset((*p.of_kinds(ELEMENTLESS), *casts))
+        return frozenset((*p.of_kinds(kinds.ELEMENTLESS), *casts))
 
     @cached_property
     def ends(self) -> list[End]:
@@ -87,7 +75,9 @@ class Free:
             return HIGH
         if op.kind == "Cast" and v not in self.spread.low:
             return HIGH if p.widens(op) else None
-        codes = trail(p.view, op.inputs[0], first_input_of(QUANTIZES), 1)[1] if op.kind in DEQUANTIZES else None
+        codes = (
+            trail(p.view, op.inputs[0], first_input_of(kinds.QUANTIZES), 1)[1] if op.kind in kinds.DEQUANTIZES else None
+        )
         if v in self.spread.low or p.view.constant(codes) is not None:
             return None  # a Cast after a decoded weight would run each time, and hide that it is quantized
         if p.colors[v] not in (Color.GRAY, Color.CLEAR):
@@ -97,7 +87,7 @@ class Free:
         return HIGH if self._grows(op) or any(map(self._unbounded, filter(self.varies, op.operands))) else None
 
     def _grows(self, op: Op) -> bool:
-        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.needs.unneeded)
+        return op.kind in kinds.GROWS and not (op.kind in kinds.LONG_SUMS and op.id in self.problem.needs.unneeded)
 
     def _unbounded(self, value: ValueId) -> bool:
         """True for numbers of any size, and for those widened by the model itself: it asks for float32.
@@ -136,7 +126,7 @@ class Free:
         for source in pending:
             for use in view.uses[source]:
                 op = view.ops[use.op]
-                if op.id in but or (op.kind in ELEMENTLESS and op.signature is not None):
+                if op.id in but or (op.kind in kinds.ELEMENTLESS and op.signature is not None):
                     continue
                 if op.kind != "Cast":
                     v = p.reader(use)
@@ -176,7 +166,7 @@ class Free:
     @cached_property
     def _products(self) -> set[OpId]:
         p = self.problem
-        return {p.vertices[v].op for v in p.of_kinds(HEAVY) if v in self.spread.roots and v not in self.must}
+        return {p.vertices[v].op for v in p.of_kinds(kinds.HEAVY) if v in self.spread.roots and v not in self.must}
 
     @cached_property
     def upstream(self) -> set[OpId]:
@@ -201,7 +191,7 @@ class Free:
         p, raw = self.problem, set[int]()
         for v in range(len(p.vertices) if p.gains else 0):
             op = p.op(v)
-            travels = p.colors[v] is Color.CLEAR or op.kind in PAIR_SUMS | {"Mul"}
+            travels = p.colors[v] is Color.CLEAR or op.kind in kinds.PAIR_SUMS | {"Mul"}
             if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.lower:
                 of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
                 if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
@@ -217,16 +207,16 @@ class Free:
         """Sums and products of values rounded after the last lowered product."""
         p, view, late = self.problem, self.problem.view, set[int]()
         downstream = self._downstream - self.upstream if p.gains else ()
-        for v in p.of_kinds(SUMS | SCALINGS):
+        for v in p.of_kinds(kinds.SUMS | kinds.SCALINGS):
             op = p.op(v)
             if op.id not in downstream or not p.can(v) or v in self.spread.roots or len(self._varying(op)) < 2:
                 continue
             makers = (view.producer(origin(view, value, self._carried)) for value in self._varying(op))
-            if any(m is not None and m.id not in self.upstream and m.kind not in HEAVY for m in makers):
+            if any(m is not None and m.id not in self.upstream and m.kind not in kinds.HEAVY for m in makers):
                 late.add(v)
         return frozenset(late)
 
     def _carried(self, op: Op) -> ValueId | None:
-        alone = op.kind in COPIES or op.kind in AFFINE or op.kind.endswith("Normalization")
+        alone = op.kind in kinds.COPIES or op.kind in kinds.AFFINE or op.kind.endswith("Normalization")
         varying = self._varying(op) if alone else []
         return varying[0] if len(varying) == 1 else None

@@ -16,23 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir import op_classes as kinds
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import Flow, number, orders
-from amp_rewrite.ir.op_classes import (
-    ARITHMETIC,
-    ATTENTION_MASKS,
-    BOUNDED,
-    COMPARISONS,
-    COPIES,
-    ELEMENTLESS,
-    FILLS,
-    REDUCTIONS,
-    SCALINGS,
-    SELECTIONS,
-    SOFTMAXES,
-    SUMS,
-    Slots,
-)
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 _SENTINEL = 1e30
@@ -85,12 +71,12 @@ def fills_among(view: View, to: DType, values: Container[int], least: float | No
 
 # -- where a fill goes --------------------------------------------------------------------------------
 
-PLACES: Slots = {"Where": (1, 2), **dict.fromkeys(FILLS, (2,))}
+PLACES: kinds.Slots = {"Where": (1, 2), **dict.fromkeys(kinds.FILLS, (2,))}
 """Inputs written to some places of the result."""
-_PICKS = {*SELECTIONS, "TopK", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "LogSoftmax"}
+_PICKS = {*kinds.SELECTIONS, "TopK", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "LogSoftmax"}
 """Ops that compare their inputs: the result is a fill where it wins, and a larger multiple is farther away."""
-_INDICES = {"ArgMax", "ArgMin", "IsInf", "IsNaN", "NonMaxSuppression", "NonZero", "Sign", *ELEMENTLESS}
-_SQUEEZES = (BOUNDED | SOFTMAXES | {"Exp"}) - {"Cos", "LogSoftmax", "Sin"}
+_INDICES = {"ArgMax", "ArgMin", "IsInf", "IsNaN", "NonMaxSuppression", "NonZero", "Sign", *kinds.ELEMENTLESS}
+_SQUEEZES = (kinds.BOUNDED | kinds.SOFTMAXES | {"Exp"}) - {"Cos", "LogSoftmax", "Sin"}
 _FEW = 1 << 16  # elements; a larger constant is not compared with a fill
 _APART = 2.0**-7  # relative distance of numbers that differ in every low type
 _MARGIN = 2.0**-10  # the share of a fill that other summands may add to it
@@ -206,7 +192,10 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
     extreme = fills_among(view, to, range(len(view.values)), to.max / _MOST)
     far = {value: fill.level for value, fill in extreme.items() if fill.level is not None and fill.selects}
     bounds = {
-        n for op in view.of_kinds(COMPARISONS) for v in op.operands if (n := number(view, v, copied=True)) is not None
+        n
+        for op in view.of_kinds(kinds.COMPARISONS)
+        for v in op.operands
+        if (n := number(view, v, copied=True)) is not None
     }
     compared = sorted(n for n in bounds if abs(n) <= to.max)
     if compared:
@@ -232,10 +221,14 @@ def _step(reach: FillReach, use: Use, multiple: _Multiple) -> Iterator[tuple[Val
     """Yield the results containing a fill after an op; record the op if it needs the exact number."""
     view, op = reach.view, reach.view.ops[use.op]
     kind = op.kind
-    if op.bodies or use.slot in ATTENTION_MASKS.get(kind, ()) or (kind in COMPARISONS and not multiple.pure):
+    if (
+        op.bodies
+        or use.slot in kinds.ATTENTION_MASKS.get(kind, ())
+        or (kind in kinds.COMPARISONS and not multiple.pure)
+    ):
         return  # bodies are entered by the edges; comparisons wait until all values with the fill are known
-    if use.slot in COPIES.get(kind, ()):
-        yield from _floats(view, op, multiple if len(COPIES[kind]) == 1 else multiple.times(1.0))
+    if use.slot in kinds.COPIES.get(kind, ()):
+        yield from _floats(view, op, multiple if len(kinds.COPIES[kind]) == 1 else multiple.times(1.0))
         if any((t := view.dtype(v)) is not None and not t.floating and t is not DType.BOOL for v in op.results):
             reach.exact[op.id] = None
     elif multiple.pure and use.slot not in PLACES.get(kind, ()):
@@ -250,9 +243,9 @@ def _step(reach: FillReach, use: Use, multiple: _Multiple) -> Iterator[tuple[Val
         yield from _floats(view, op, multiple)
     else:
         reach.exact[op.id] = None
-        if kind in ARITHMETIC or kind in REDUCTIONS:
+        if kind in kinds.ARITHMETIC or kind in kinds.REDUCTIONS:
             total = sum(reach.multiples[v].most for v in op.operands if v in reach.multiples) or multiple.most
-            most = total + _MARGIN if kind in SUMS else _MORE * multiple.most
+            most = total + _MARGIN if kind in kinds.SUMS else _MORE * multiple.most
             yield from _floats(view, op, _Multiple(multiple.least, min(most, _MOST * 2), pure=False))
 
 
@@ -263,7 +256,7 @@ def _floats(view: View, op: Op, multiple: _Multiple) -> Iterator[tuple[ValueId, 
 def _factor(view: View, op: Op, slot: int) -> float | None:
     if op.kind == "Neg":
         return -1.0
-    if op.kind not in SCALINGS or (op.kind == "Div" and slot == 1):
+    if op.kind not in kinds.SCALINGS or (op.kind == "Div" and slot == 1):
         return None
     size = number(view, op.inputs[1 - slot])
     return size if op.kind == "Mul" or not size else 1 / size
@@ -279,7 +272,7 @@ def _compare(reach: FillReach) -> None:
     """Record the comparisons of a fill with a number of similar size, or with another value containing it."""
     view = reach.view
     readers = {use.op for value, multiple in reach.multiples.items() if not multiple.pure for use in view.uses[value]}
-    for op in (view.ops[op_id] for op_id in sorted(readers) if view.ops[op_id].kind in COMPARISONS):
+    for op in (view.ops[op_id] for op_id in sorted(readers) if view.ops[op_id].kind in kinds.COMPARISONS):
         for value, other in orders(op):
             if (multiple := reach.multiples.get(value)) is None or other == value:
                 continue

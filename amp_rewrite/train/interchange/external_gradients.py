@@ -59,8 +59,7 @@ def scale_gradients(
         model: a model, as for `Model.load`; it is not changed.
         loss: name of the differentiated value.
         grads: names of the outputs with its gradients.
-        seed: the value that the backward pass starts from, the gradient of the loss with respect to itself: an input
-            or a constant 1.
+        seed: the start of the backward pass (the gradient of the loss itself): an input or a constant 1.
         loss_scale: "dynamic", a number or a LossScale.
         folder: folder of the external data of a ModelProto.
 
