@@ -14,7 +14,7 @@ from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scatter
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, row
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
-"""Limits within which one product per tap is faster than a convolution, as measured (docs/how-to/training.md)."""
+"""Limits within which one product per tap is faster than a convolution on a CPU, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
