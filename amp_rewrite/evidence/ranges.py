@@ -121,7 +121,7 @@ class Ranges(Result):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
-        """Parse the result of `to_json`. `source`: name of the text in errors.
+        """Return the ranges in the text of `to_json`. `source`: name of the text in errors.
 
         Raises:
             EvidenceError: the text is invalid; the message names the field.
@@ -144,7 +144,7 @@ class Ranges(Result):
 
     @classmethod
     def load(cls, path: str | Path) -> Ranges:
-        """Read ranges from a file.
+        """Return the ranges in a file.
 
         Raises:
             EvidenceError: the file cannot be read or is invalid; the message says why in one line.

@@ -197,13 +197,14 @@ def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> b
     weights = view.array(source, _FEW)
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
         return False
+    needed = 1.0 if axes else 0.5  # of a bank of filters one half may be averages, as in a wavelet
     axes = axes or tuple(range(1, weights.ndim))
     with np.errstate(invalid="ignore"):  # infinities of both signs, signalling NaN
         numbers = weights.astype(np.float64)
         sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
     few = np.count_nonzero(numbers) <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
     zero = np.count_nonzero((sums <= _BALANCE * sizes)[sizes > 0])
-    return bool(few and zero and 2 * zero >= np.count_nonzero(sizes))
+    return bool(few and zero and zero >= needed * np.count_nonzero(sizes))
 
 
 def _among(a: Fact, b: Fact) -> Iterator[Values]:

@@ -158,7 +158,7 @@ def test_a_cache_that_others_may_write_is_not_used(tmp_path: Path, mode: int) ->
     (tmp_path / "v1").chmod(mode)
 
     assert cache.load(KEY) is None
-    with pytest.raises(ModelError, match="others may write"):
+    with pytest.raises(ModelError, match="writable by others"):
         cache.store("1" * 64, Model.load(sound()), "report")
     (tmp_path / "v1").chmod(0o700)
     assert cache.load(KEY) is not None
