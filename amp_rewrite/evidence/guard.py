@@ -22,7 +22,7 @@ For other ops, a flushed element is smaller than the rounding error of the large
 
 
 def misfits(
-    view: View, coloring: Coloring, ranges: Ranges, headroom: float, saturate: Collection[ValueId] = ()
+    view: View, coloring: Coloring, ranges: Ranges, headroom: float, saturate: Collection[ValueId]
 ) -> Mapping[ValueId, Misfit]:
     """Return the low values of a coloring outside the range of the low type, without constants. O(nodes + uses).
 

@@ -137,7 +137,8 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
     request = draft.request
     exponent = request.shift if isinstance(request.shift, int) else None
     want = ShiftRequest(request.to, headroom, exponent, flush=request.target == Target.ONNX)
-    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):
+    overflowing = _overflowing(draft, ranges, headroom)
+    if not overflowing:
         return ShiftOutcome(draft, draft, ranges)
     reason = refusal(draft.view)
     if reason is not None:
@@ -145,9 +146,10 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
         plain = replace(draft, notes=(*draft.notes, finding))
         return ShiftOutcome(plain, plain, ranges)
     wide = Draft.of(draft.source, request, widen=True) if draft.view.low_types else draft
+    overflowing = overflowing if wide is draft else _overflowing(wide, ranges, headroom)
     seen, coloring, equations = seen_ranges(wide.view, ranges), wide.paint(), Equations.of(wide.view)
     low = {value: measured for value, measured in seen.items() if is_low(wide.view, coloring, value)}
-    beyond = _beyond(wide, ranges, want)
+    beyond = {value: low[value] for value in overflowing}
     shift = apply_shift(equations, plan_shift(equations, beyond, low, want), low, want)
     causes = shift.plan.refused.items()
     refused = [_unshifted(wide.view.value_name(v), beyond[v].absmax, 1, cause) for v, cause in causes]
@@ -161,10 +163,9 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
     return ShiftOutcome(shifted, plain, _ranges(wide.view, shift, ranges, seen))
 
 
-def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:
-    seen = seen_ranges(draft.view, ranges)
-    unfit = misfits(draft.view, draft.paint(), ranges, want.headroom, draft.needs.saturate)
-    return {value: seen[value] for value, fact in unfit.items() if fact.reason == reasons.OVERFLOW}
+def _overflowing(draft: Draft, ranges: Ranges, headroom: float) -> list[ValueId]:
+    unfit = misfits(draft.view, draft.paint(), ranges, headroom, draft.needs.saturate)
+    return [value for value, fact in unfit.items() if fact.reason == reasons.OVERFLOW]
 
 
 def _unshifted(value: str, absmax: float, values: int, reason: str) -> ShiftRow:

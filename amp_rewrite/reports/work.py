@@ -17,7 +17,7 @@ from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT
 from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 
-_MOST = 1e60  # operations; more are no measure of an op, but of hostile dims
+_MOST = 1e60  # operations; a larger count comes from hostile dims
 
 
 def flops(view: View, op: Op) -> float:

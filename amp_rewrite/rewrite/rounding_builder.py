@@ -1,4 +1,4 @@
-"""Builder of float32 nodes that round as a device does, and the ops that it expands."""
+"""Builder of float32 nodes that round as a device does, the ops that it expands, and recurrent layers built with it."""
 
 from __future__ import annotations
 

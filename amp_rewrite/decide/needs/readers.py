@@ -192,7 +192,7 @@ def _after(view: View, source: ValueId) -> set[OpId]:
 
 @once
 def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> bool:
-    """True for a few weights with the sum 0 along axes; along all but the first without axes."""
+    """True for a few weights with the sum 0 along axes; without axes, for filters of which half have the sum 0."""
     source = origin(view, value, first_input_of(("Cast", "Identity"))) if value is not None else None
     weights = view.array(source, _FEW)
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
