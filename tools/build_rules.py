@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.cli.commands.explain import described, records
-from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, Strength
+from amp_rewrite.decide.reasons import DOCS, REASONS, Strength
 
 FOLDER = Path(__file__).resolve().parent.parent / DOCS
 INDEX = """# Rules
 
-`tools/build_rules.py` writes these pages from the code. `amp-rewrite explain NAME` prints the same.
+`tools/build_rules.py` generates these pages from the code. `amp-rewrite explain NAME` prints the same text.
 
-Of two reasons that disagree about an op, the one of the higher tier decides.
+If two reasons disagree about an op, the one in the higher tier decides.
 """
 
 
@@ -41,33 +41,24 @@ def index() -> str:
         ids = [reason.name for reason in REASONS.values() if reason.strength is tier]
         lines += [f'<a name="{tier.name.lower()}"></a>\n## {tier.words.capitalize()}\n', *_table("rule", ids)]
     lines += [
-        "## Findings\n",
-        "[Findings](../reference/findings.md) lists every kind. These have a rule of their own:\n",
-    ]
-    lines += _table("kind", sorted(_names() & KINDS.keys()))
-    lines += [
         "## Fusions\n",
-        "Findings `fused` and `not_fused` tell of them.\n",
+        "The findings `fused` and `not_fused` report them; [Findings](../reference/findings.md) lists all kinds.\n",
         *_table("fusion", ["fused"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _table(head: str, ids: list[str]) -> list[str]:
-    lines = [f"| {head} | says |", "|---|---|"]
+    lines = [f"| {head} | meaning |", "|---|---|"]
     for name in (name for id in ids for name in _rules_of(id)):
         fact = described(name)
-        says = (fact["promise"] or fact["words"]).replace("|", "\\|")
-        lines.append(f"| [`{name}`]({name}.md) | {says} |" if fact["promise"] else f"| `{name}` | {says} |")
+        meaning = (fact["promise"] or fact["words"]).replace("|", "\\|")
+        lines.append(f"| [`{name}`]({name}.md) | {meaning} |" if fact["promise"] else f"| `{name}` | {meaning} |")
     return [*lines, ""]
 
 
 def _records() -> dict[str, Any]:
     return {record.name: record for record in records().values()}
-
-
-def _names() -> set[str]:
-    return {record.name for record in _records().values()}
 
 
 def _rules_of(reason: str) -> list[str]:
@@ -80,7 +71,7 @@ def page(name: str) -> str:
     fact = described(name)
     same = _rules_of(fact["reason"]) if fact["reason"] in REASONS else ()
     others = [f"[`{other}`]({other}.md)" for other in same if other != name]
-    shared = f" {', '.join(others)} {'has' if len(others) == 1 else 'have'} the same reason." if others else ""
+    shared = f" {', '.join(others)} {'gives' if len(others) == 1 else 'give'} the same reason." if others else ""
     where = "In reports" if fact["reason"] in REASONS else "As a finding"
     parts = [f"# {name}", fact["promise"], f"{where}: `{fact['reason']}`, {fact['words']}.{shared}"]
     for head, text in fact["sections"].items():

@@ -64,7 +64,7 @@ class Record:
     def model(self, end: str, case: str = "") -> str:
         """Return the ONNX text of a model; `case`: another pair than the first.
 
-        `end`: "hit" for the smallest model that needs the rule, "near" for the nearest one that it leaves alone.
+        `end`: "hit" for the smallest model that triggers the rule, "near" for the closest one that does not.
         """
         file = f"{case or self.pairs[0]}.{end}.onnxtxt"
         return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")

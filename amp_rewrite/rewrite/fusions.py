@@ -10,8 +10,8 @@ from amp_rewrite.decide.reasons import Record
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
-_SHARED = "An intermediate value that is read elsewhere; a type other than float32; a target without a kernel."
-_PROOF = "Both run in float64 on random inputs and agree within four units of float32's roundoff; constants to the bit."
+_SHARED = "An intermediate value that another op reads; a type other than float32; a target without a kernel."
+_PROOF = "In float64 on random inputs, both forms agree within four float32 roundoff units; constants agree exactly."
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +28,36 @@ class FusionRule(Record):
 
     @property
     def promise(self) -> str:
-        return f"{self.spelling} is one {self.operator}."
+        return f"{self.spelling} becomes one {self.operator}."
 
     @property
     def sections(self) -> Mapping[str, str]:
         """The text under each heading of the record's page."""
         first = FIRST_FUSED.get(self.operator)
-        where = f"from opset {first} on" if first and self.fuse == "basic" else "at every opset that has the ops"
+        where = f"from opset {first} on" if first and self.fuse == "basic" else "at every opset"
         off, mode = _MODES[self.fuse]
         return {
-            "What it replaces": f"{self.spelling}, by {self.operator} {where}, {mode}.",
-            "What keeps it apart": f"{self.refusals} {self.shared}".rstrip(),
+            "What it replaces": f"{self.spelling} becomes {self.operator} {where}, {mode}.",
+            "What prevents it": f"{self.refusals} {self.shared}".rstrip(),
             "Proof": _PROOF,
-            "How to override": f"`--fuse {off}`, or `--keep` and `--lower` with the name of an op.",
+            "How to override": f"`--fuse {off}`, or `--keep` or `--lower` with the name of an op.",
         }
 
 
 _MODES = {
-    "basic": ("none", "with any `--fuse` but `none`"),
+    "basic": ("none", "unless `--fuse none` is given"),
     "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
 """For each mode: the option that turns its fusions off, and the text about the one that turns them on."""
 _LAST_AXIS = "An axis other than the last, or one of unknown size; an epsilon that is not one constant inside the root;"
-_NORM = f"{_LAST_AXIS} scale or bias that are not one number per element."
+_NORM = f"{_LAST_AXIS} a scale or bias that does not have one number per element."
 _MASKS = "two masks; a mask that does not cover every query and key"
-_ATTENTION = f"Scores capped by Tanh; a computed scale; {_MASKS}; unknown heads."
+_ATTENTION = f"Scores capped by Tanh; a computed scale; {_MASKS}; an unknown number of heads."
 _SKIP = "Shapes of x and skip that are not known to be equal; an axis other than the last."
-_BIAS = "A bias that is not one axis of the same size as the last."
-_IMAGES = "Other than four axes; groups of an odd number of channels, or of more than 512."
-_GELU = "Constants that differ from those of GELU within the digits of float32."
+_BIAS = "A bias that is not a vector of the last axis's size."
+_IMAGES = "A rank other than 4; groups with an odd number of channels, or with more than 512."
+_GELU = "Constants that differ from GELU's in float32."
 
 _contrib = partial(FusionRule, fuse="contrib")
 
@@ -72,8 +72,8 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "batch_normalization",
         "Conv, ConvTranspose or Gemm with new weights",
-        "BatchNormalization after a linear op with constant weights",
-        "Training mode; groups of a ConvTranspose; new weights beyond the low type's range.",
+        "A BatchNormalization after a linear op with constant weights",
+        "Training mode; a ConvTranspose with groups; new weights beyond the low type's range.",
     ),
     FusionRule(
         "layer_normalization", "LayerNormalization", "(x − mean x) / √(mean (x − mean x)² + ε) · scale + bias", _NORM
@@ -82,14 +82,14 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "group_normalization",
         "InstanceNormalization between two Reshapes",
-        "GroupNormalization at opset 21, in float16 for onnxruntime, which has no CUDA kernel for it",
-        "Scale or bias that are not constants of one number per channel.",
+        "A float16 GroupNormalization of opset 21, for which onnxruntime has no CUDA kernel,",
+        "A scale or bias that is not a constant with one number per channel.",
     ),
     FusionRule(
         "division",
         "Div",
         "x · (1 / √s) in a norm that stays written out",
-        "A reciprocal by an op other than Reciprocal, where onnxruntime divides by itself.",
+        "A reciprocal computed by an op other than Reciprocal, which onnxruntime turns into a division itself.",
     ),
     FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "An axis other than the last."),
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
@@ -104,45 +104,45 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib(
         "group_query_attention",
         "GroupQueryAttention",
-        "causal attention whose keys and values are repeated for several heads of queries",
-        "A mask that is not constant and causal; sizes that are not known; heads wider than 256; an op that may stay"
+        "Causal attention with keys and values repeated for several query heads",
+        "A mask that is not constant and causal; unknown sizes; heads wider than 256; an op that might stay"
         " float32, for which CUDA has no kernel.",
     ),
     _contrib(
         "rotary_embedding",
         "RotaryEmbedding",
-        "x · cos + (−x₂, x₁) · sin, for x₁ and x₂ the halves of x",
-        "Cosines and sines whose halves are not proven equal, or that differ from batch to batch.",
+        "x · cos + (−x₂, x₁) · sin, with the halves x₁ and x₂ of x,",
+        "Cosines and sines whose halves are not provably equal, or that differ between the rows of a batch.",
     ),
     _contrib(
         "patches",
         "MatMul",
-        "Conv whose kernels lie side by side, laid out as tokens by features",
-        "Padding, groups, dilation, sizes that do not divide.",
+        "A Conv over adjacent patches, laid out as tokens by features,",
+        "Padding, groups or dilation; an image size that is not a multiple of the patch size.",
     ),
-    _contrib("skip_layer_normalization", "SkipLayerNormalization", "LayerNormalization of x + skip", _SKIP),
-    _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "RMSNormalization of x + skip", _SKIP),
-    _contrib("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS),
-    _contrib("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS),
+    _contrib("skip_layer_normalization", "SkipLayerNormalization", "A LayerNormalization of x + skip", _SKIP),
+    _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "An RMSNormalization of x + skip", _SKIP),
+    _contrib("bias_gelu", "BiasGelu", "The GELU of x + bias", _BIAS),
+    _contrib("bias_gelu_tanh", "FastGelu", "The tanh approximation of GELU, of x + bias,", _BIAS),
     FusionRule(
         "bias_split_gelu",
         "BiasSplitGelu",
-        "The first half of x + bias times GELU of the second",
-        "Other than three axes; other than 2560, 5120 or 10240 features; GELU with tanh.",
+        "The first half of x + bias, times the GELU of the second half,",
+        "A rank other than 3; other than 2560, 5120 or 10240 features; the tanh approximation of GELU.",
         "diffusion",
     ),
     FusionRule(
         "group_norm",
         "GroupNorm",
-        "A normalization of groups of channels, with or without x · sigmoid(x) after it",
-        f"{_IMAGES} Scale or shift that are not constants of one number per channel.",
+        "A group normalization, with or without x · sigmoid(x) after it,",
+        f"{_IMAGES} A scale or shift that is not a constant with one number per channel.",
         "diffusion",
     ),
     FusionRule(
         "skip_group_norm",
         "SkipGroupNorm",
-        "A normalization of groups of channels of x + skip, with or without x · sigmoid(x) after it",
-        f"{_IMAGES} Unknown sizes; a skip that is neither of the size of x nor one number per image and channel.",
+        "A group normalization of x + skip, with or without x · sigmoid(x) after it,",
+        f"{_IMAGES} Unknown sizes; a skip with neither the shape of x nor one number per image and channel.",
         "diffusion",
     ),
     _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),

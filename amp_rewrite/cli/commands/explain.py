@@ -84,7 +84,7 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
         elif word == "rules":
             facts = {name: described(name) for name in known_names()}
             rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
-            yield "\n".join(table(rows, head=("rule", "tier", "says"), indent=0))
+            yield "\n".join(table(rows, head=("rule", "tier", "meaning"), indent=0))
         elif word in known_words():
             yield rule_page(described(word))
         elif "::" in word or word in _known_ops() or word in contrib_schemas():
@@ -111,7 +111,7 @@ def _known_ops() -> set[str]:
 
 
 _WIDTH = 110
-_HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that it leaves alone"}
+_HEADINGS = {"hit": "Smallest model that triggers it", "near": "Closest model that does not"}
 
 
 def records() -> dict[str, Any]:

@@ -107,7 +107,7 @@ NAMES = {*REASONS, *KINDS, *(record.name for record in RECORDS)}
 
 def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
     head, *lines = run("explain", "rules").stdout.splitlines()
-    assert head.split() == ["rule", "tier", "says"]
+    assert head.split() == ["rule", "tier", "meaning"]
     listed = [line.split()[0] for line in lines]
     assert (len(listed), set(listed)) == (len(NAMES), NAMES)
     assert re.split("  +", next(line for line in lines if line.startswith("deny "))) == [
@@ -131,7 +131,7 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRu
 def test_cases_of_a_rule_have_models_of_their_own() -> None:
     fact = described("accumulators")
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
-    ends = ("Smallest model that needs it", "Nearest model that it leaves alone")
+    ends = ("Smallest model that triggers it", "Closest model that does not")
     cases = ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")
     assert set(fact["models"]) == {f"{end}: {case}" for end in ends for case in cases}
     assert "--json explains ops of a model" in run("explain", "accumulators", "--json").stderr
