@@ -1,4 +1,4 @@
-"""The plan behind a coloring: new Casts, and Casts of the model to leave out."""
+"""Plan for a coloring: Casts to insert, and Casts of the model to remove."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 class Cast:
     """An inserted Cast: it reads `value` as its producer makes it and writes `name`, right after the producer.
 
-    `saturates`: values beyond the range of the type become its largest, not infinity.
+    `saturates`: values beyond the range of the type become its largest number instead of infinity.
     """
 
     value: ValueId
@@ -34,7 +34,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Bake:
-    """A constant stored in another type, under its own name unless the original has readers, too."""
+    """A constant stored in another type, under its own name unless the original still has readers."""
 
     value: ValueId
     to: DType
@@ -48,13 +48,13 @@ class Plan:
 
     Attributes:
         retype: values whose element type changes at their producer.
-        rename: those of them whose name must stay with the other type; `casts` then gives it back.
+        rename: new names of retyped values whose own name must keep the old type; one of `casts` makes that value.
         rewire: inputs that read another value.
-        attributes: ops whose attribute of the result type changes, with the new type.
-        raised: ops whose attributes of an inner type become float32.
+        attributes: ops whose attribute for the result type changes, with the new type.
+        raised: ops whose attributes for an inner type become float32.
         drop: folded Casts.
-        identities: Casts that became copies but make a public value.
-        parted: Transposes to write between two Reshapes, which part them from what reads them.
+        identities: folded Casts that still make a public value, as Identity.
+        parted: Transposes to enclose in two Reshapes, which separate them from their readers.
         io: types of public values.
     """
 
@@ -80,9 +80,9 @@ class Plan:
 def plan_casts(
     view: View, coloring: Coloring, io: Mapping[ValueId, DType] | None = None, saturate: Collection[ValueId] = ()
 ) -> Plan:
-    """Return the plan behind a coloring: at most one Cast per value and type, and none for baked constants.
+    """Return the plan for a coloring: at most one Cast per value and type, and none for baked constants.
 
-    `io`: public values and the type that they get. `saturate`: values whose Cast clamps. O(nodes + uses).
+    `io`: public values with their new types. `saturate`: values whose Cast clamps. O(nodes + uses).
     """
     changes = any(p.dtype is coloring.to or p.rule == reasons.RAISED for p in coloring.paints.values())
     if not (changes or io):
@@ -91,18 +91,18 @@ def plan_casts(
 
 
 _TYPES = (DType.FLOAT, *LOW_TYPES)
-"""The types between which the plan moves values."""
+"""Types between which the plan casts."""
 
 
 def states_low(stated: AttributeProto) -> bool:
-    """True for an attribute stating a low type for a computation inside an operator."""
+    """True for an attribute with a low type for the computation inside an operator."""
     return stated.name in INNER_DTYPE_ATTRIBUTES and DType.of(stated.i) in LOW_TYPES
 
 
 @dataclass
 class _Planner:
-    """`homes`: the type in which each value is made. `typed`: its uses by the type read. `folds`: Casts of the model to
-    leave out, with what their readers read; `origins`: the sources of the results of dropped ones."""
+    """`homes`: the type of each value at its producer. `typed`: its uses by the type read. `folds`: Casts of the model
+    to bypass, with the value for their readers; `origins`: the sources of the results of dropped ones."""
 
     view: View
     coloring: Coloring
@@ -146,29 +146,29 @@ class _Planner:
         )
 
     def _provide(self, value: ValueId, home: DType, typed: dict[DType, list[Use]]) -> None:
-        # The type of the own name of a value at an edge of a graph.
+        # At the edge of a graph, the value's own name has a fixed type.
         fixed = self.io.get(value) or self.view.dtype(value) if exposed(self.view, value) else None
         if (fixed is None or fixed is home) and typed.keys() <= {home}:
             return  # the common case
         name = self.view.value_name(value)
         if home is not fixed is not None:
             self.rename[value] = self._fresh(name, home)
-        own = self.versions[value] = {home: self.rename.get(value, name)}
+        versions = self.versions[value] = {home: self.rename.get(value, name)}
         dtypes = [d for d in _TYPES if d in typed or d is fixed]
         for dtype in dtypes:
             if dtype is home:
                 continue
             if fixed is not dtype and (source := self._cast_from(value, dtype)) is not None:
-                own[dtype] = self._name(source, dtype)
+                versions[dtype] = self._name(source, dtype)
             elif self.view.constant(value) is not None and self.view.tensor_dtype(value) is not None:
                 keeps = dtypes != [dtype]
-                own[dtype] = self._fresh(name, dtype) if keeps else name
-                self.bakes.append(Bake(value, dtype, own[dtype], keeps))
+                versions[dtype] = self._fresh(name, dtype) if keeps else name
+                self.bakes.append(Bake(value, dtype, versions[dtype], keeps))
             else:
-                own[dtype] = name if dtype is fixed else self._fresh(name, dtype)
+                versions[dtype] = name if dtype is fixed else self._fresh(name, dtype)
                 reason = self._reason(value, dtype, typed.get(dtype, []))
                 clamps = dtype is self.coloring.to and value in self.saturate
-                self.casts.append(Cast(value, dtype, own[dtype], reason, clamps))
+                self.casts.append(Cast(value, dtype, versions[dtype], reason, clamps))
 
     # -- types of values and of their readers ------------------------------------------------------
 
@@ -188,13 +188,13 @@ class _Planner:
         assert dtype is not None
         return dtype
 
-    # -- casts that the model has already ------------------------------------------------------------
+    # -- the model's own Casts -----------------------------------------------------------------------
 
     def _fold(self) -> None:
-        """Bypass superfluous Casts of the model.
+        """Bypass redundant Casts of the model.
 
-        A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
-        source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
+        A Cast to the type of its source is a copy: its readers take the source. So do readers of a Cast back to the
+        type from which its source was widened. Of two equal Casts of one source, the second is redundant.
         """
         homes, typed = self.homes, self.typed
         ends = ((op, op.inputs[0], op.outputs[0]) for op in self.view.of_kinds(("Cast",)))
@@ -213,7 +213,7 @@ class _Planner:
                     self.folds[op.id], roots[result] = before, root
                 else:
                     alike.setdefault((source, dtype), []).append((op, result))
-        for op, source, result in reversed(casts):  # drop a Cast whose readers all read past it
+        for op, source, result in reversed(casts):  # drop a Cast that all readers bypass
             readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
             past = op.id not in self.folds and result in typed and readers and result not in readers
             if past and not self._outlives(op):
@@ -231,17 +231,17 @@ class _Planner:
                 self._join(source, dtype, equal)
 
     def _join(self, source: ValueId, dtype: DType, equal: list[tuple[Op, ValueId]]) -> None:
-        """Let one Cast stand for equal ones of the model."""
-        own, home = self.typed[source], self.homes[source]
+        """Replace equal Casts of the model by one."""
+        uses_by_type, home = self.typed[source], self.homes[source]
         uses = dict.fromkeys(Use(op.id, 0) for op, _ in equal)
-        kept = [use for use in own.pop(home, ()) if use not in uses]
-        own.update({home: kept} if kept else {})
-        own.setdefault(dtype, []).extend(uses)
+        kept = [use for use in uses_by_type.pop(home, ()) if use not in uses]
+        uses_by_type.update({home: kept} if kept else {})
+        uses_by_type.setdefault(dtype, []).extend(uses)
         for op, result in equal:
             self.folds[op.id] = self.origins[result] = source
             for read, readers in self.typed[result].items():
                 if read is not dtype:
-                    own.setdefault(read, []).extend(readers)
+                    uses_by_type.setdefault(read, []).extend(readers)
 
     def _outlives(self, op: Op) -> bool:
         result = op.outputs[0]
@@ -251,7 +251,7 @@ class _Planner:
         return op is not None and op in self.folds and not self._outlives(self.view.ops[op])
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
-        """Return the source of the model's own Cast behind a value, if it has this type."""
+        """Return the source of a value's own Cast in the model, if it has this type."""
         op = self.view.producer(value, "Cast")
         source = op.inputs[0] if op is not None else None
         return source if source is not None and self._home(source) is dtype else None

@@ -1,6 +1,6 @@
-"""Reasons: the id of every rule in a report, with its words, strength and page in the docs; safety rules; pins of ops.
+"""Reasons in reports: ids, words, tiers and docs pages; also safety rules, findings and pins.
 
-The constants are the id strings that pins, paints and report rows carry. REASONS maps an id to its record.
+The constants are the ids in pins, paints and report rows. REASONS maps an id to its record.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from amp_rewrite.ir.view import OpId, View
 
 DOCS = "docs/rules"
-"""Folder of the pages that `tools/build_rules.py` writes."""
+"""Folder of the pages written by `tools/build_rules.py`."""
 FINDINGS = "docs/reference/findings.md"
-"""Page that `tools/build_findings.py` writes, with an anchor for each kind."""
+"""Page written by `tools/build_findings.py`, with an anchor for each kind."""
 
 
 class Strength(IntEnum):
-    """Tiers of reasons. Of two contrary reasons for an op, the higher tier decides."""
+    """Tiers of reasons. If two reasons for an op conflict, the higher tier decides."""
 
     SPREAD, LIST, GROUP, PIN, SAFETY, USER, GATE = range(1, 8)
 
@@ -47,7 +47,7 @@ _TIERS = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A rule or fusion with a page in the docs and two models: one in need of it, and a near miss."""
+    """A rule or fusion with a docs page and two models: a hit and a near miss."""
 
     name: str
     folder: ClassVar[str]
@@ -62,7 +62,7 @@ class Record:
         return (self.name,)
 
     def model(self, end: str, case: str = "") -> str:
-        """Return the ONNX text of a model; `case`: another pair than the first.
+        """Return the ONNX text of a model; `case`: a pair other than the first.
 
         `end`: "hit" for the smallest model that triggers the rule, "near" for the closest one that does not.
         """
@@ -72,17 +72,17 @@ class Record:
 
 OVERRIDE = "How to override"
 HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
-"""Headings of the texts of a rule."""
+"""Headings in the text of a rule."""
 _ADVICE = "Lower single ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
-"""The end of each text on overriding."""
+"""End of each text under this heading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason(Record):
     """A reason for the type of an op: the id in reports, one line of words, and the tier.
 
-    A safety rule has texts in `rules/NAME.md`: one sentence, then the text under each heading. `findings`: the kinds of
-    its findings. `target`: the only one for which it holds.
+    A safety rule has a text in `rules/NAME.md`: one sentence, then a text under each heading. `findings`: the kinds of
+    its findings. `target`: the only target with this rule; "" for all.
     """
 
     folder = "decide/needs/models"
@@ -114,7 +114,7 @@ class Reason(Record):
 
     @property
     def sections(self) -> Mapping[str, str]:
-        """Return the text under each heading, as one line each, with the advice for all rules."""
+        """The text under each heading, each as one line, with the advice common to all rules."""
         texts = dict(part.split("\n\n", 1) for part in self._parts[1:])
         texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
         return {head: " ".join(texts[head].split()) for head in HEADINGS}
@@ -193,13 +193,13 @@ _PAIRS: Mapping[str, tuple[str, ...]] = {
     RUNNING_SUM: ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean"),
     NO_GAIN: ("last_product", "tiny_product", "raw"),
 }
-"""Pairs of models of rules with more than one."""
+"""Names of the pairs of models, for rules with more than one pair."""
 RULES = tuple(reason for reason in REASONS.values() if reason.has_page)
-"""All safety rules that a report can name. If several hold one op, the first need that reaches it gives the reason."""
+"""All safety rules in reports. If several apply to an op, the first need to reach it gives the reason."""
 
 
 def words(rule: str) -> str:
-    """Return the words of a rule id; an id of another version of this package stands for itself."""
+    """Return the words of a rule id; an id from another version of this package is returned as it is."""
     reason = REASONS.get(rule)
     return reason.words if reason is not None else rule
 
@@ -243,7 +243,7 @@ KINDS = {**_FACTS, **_WARNINGS}
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
 
 HARMLESS = "harmless"
-"""The word behind the " · " of a message about something that is a warning elsewhere."""
+"""The word after " · " in a message about a harmless case of a warning."""
 
 
 def is_fact(kind: str, message: str) -> bool:
@@ -302,11 +302,11 @@ _REMARKS = {
     UNRAISED: ("the op keeps its low type", "name other ops, or convert the float32 model"),
     UNSEEN: ("the ops that compute with it stay float32", "use data that reaches it"),
 }
-"""By kind of finding: what it means, and what to do. A message that says so itself, after a " · ", goes first."""
+"""Meaning and remedy by kind of finding; a message with its own, after a " · ", takes precedence."""
 
 
 def meaning(kind: str) -> tuple[str, str]:
-    """Return the meaning of a kind of finding, and the remedy; empty words if its messages say both."""
+    """Return the meaning and the remedy of a kind of finding; empty if its messages give both."""
     return _REMARKS.get(kind, ("", ""))
 
 
@@ -333,8 +333,8 @@ def float32(rule: str, because: OpId | None = None, note: str = "") -> Paint:
 class Pin:
     """A float32 op, the rule and the op behind it, and a one-line note for reports.
 
-    `raises`: results that the model computes in a low type become float32 too. Pins from data set it; rules that only
-    predict a problem respect a low type chosen by the model's author.
+    `raises`: also raise results that the model computes in a low type. Pins from data do; rules that only predict a
+    problem respect the low type chosen by the model's author.
     """
 
     op: OpId
@@ -345,5 +345,5 @@ class Pin:
 
 
 def described(view: View, op_id: OpId) -> str:
-    """Return the name and kind of an op as notes spell them."""
+    """Return the name and kind of an op, for a note."""
     return f"{view.ops[op_id].name!r} ({view.ops[op_id].kind})"

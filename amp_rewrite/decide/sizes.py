@@ -1,4 +1,4 @@
-"""Sizes of values and lengths of sums, from shapes."""
+"""Sizes of values and numbers of summed terms, from shapes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 UNKNOWN_SIZE = 1 << 16
-"""Elements of a value without a known shape that is made from no value with one."""
+"""Elements of a value, if neither its shape nor one upstream is known."""
 FREE = 4096
-"""What a free dimension counts as in a number of elements that are added up."""
+"""Assumed size of a free dimension in a sum."""
 _MANY = 1 << 60
 UNKNOWN_DIMENSION = 128
-"""The size that stands for a free dimension: in most exported models a length of text, or a batch."""
+"""Assumed size of a free dimension elsewhere: in most exported models a length of text, or a batch."""
 
 
 def size(view: View, value: ValueId | None) -> int:
-    """Return the number of elements; without a shape, of the largest value behind it. 0 for None."""
+    """Return the number of elements; without a shape, that of the largest value upstream. 0 for None."""
     return _sizes(view)[value] if value is not None else 0
 
 
@@ -56,11 +56,11 @@ _AXES = {
     "ConvTranspose": (1, slice(1)),
     "GlobalAveragePool": (0, slice(2, None)),
 }
-"""The input whose axes an op sums up, and these axes."""
+"""The input with summed axes, and these axes, by op."""
 
 
 def summed_axes(op: Op, slot: int) -> list[int]:
-    """Return the axes of an operand summed by a product of matrices."""
+    """Return the axes of an operand summed by a matrix product."""
     if op.kind == "Einsum":
         return [at for at, _ in summed_labels(op)[slot]]
     last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
@@ -68,7 +68,7 @@ def summed_axes(op: Op, slot: int) -> list[int]:
 
 
 def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIMENSION) -> int:
-    """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
+    """Return the number of terms per result of a product or global pool; `free` replaces an unknown length."""
     lengths: Iterable[int | None] = [None]
     if op.kind == "Einsum":
         named = {label: (at, s) for axes, s in zip(summed_labels(op), shapes, strict=False) for at, label in axes}
@@ -86,15 +86,15 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIM
 
 
 def stated_terms(view: View, op: Op, free: int = FREE) -> int:
-    """Return the terms of a product by its stored factors, else by shapes; `free` stands for an unknown length."""
+    """Return the terms of a product by its stored factors, otherwise by shapes; `free` replaces an unknown length."""
     stored = [tuple(t.dims) if (t := view.constant(v)) is not None else None for v in op.inputs[:2]]
     known = any(stored) and op.kind != "Einsum"
     return min(_MANY, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], free))
 
 
 def summed_labels(op: Op) -> list[list[tuple[int, str]]]:
-    """Return the summed axes of an Einsum, with their labels, for each operand."""
+    """Return the summed axes of each operand of an Einsum, with their labels."""
     operands, result = equation(op.node)
     parts = [labels.partition("...") for labels in operands]
     axes = ((*enumerate(front), *enumerate(back, -len(back))) for front, _, back in parts)
-    return [[(at, label) for at, label in own if label not in result] for own in axes]
+    return [[(at, label) for at, label in operand if label not in result] for operand in axes]

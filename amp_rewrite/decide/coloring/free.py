@@ -1,4 +1,4 @@
-"""Free type variables, fixed ones, and the types of makers and readers of each value."""
+"""Free and fixed type variables, and the types of the maker and readers of each value."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from amp_rewrite.settings.list_entry import Color
 LOW, HIGH = "low", "high"
 """The terminals of the cut: source and sink."""
 End = int | str | tuple[str, int]
-"""A vertex, the terminal of a type that is fixed, or an auxiliary node."""
+"""A vertex, the terminal of a fixed type, or an auxiliary node."""
 _copied = first_input_of(kinds.COPIES)
 
 
 def tied(view: View, cluster: Cluster, low: DType) -> bool:
-    """True if onnxruntime fuses a written-out norm and then wants scale and bias in the type of its input.
+    """True if onnxruntime fuses a written-out norm and then requires its scale and bias in the type of its input.
 
-    It fuses from optimization level BASIC on and looks past a Cast that only the norm reads, so the fused node takes
-    the type before that Cast, and the runtime refuses the model when scale and bias have another. The types of the ops
+    It fuses at optimization level BASIC and above, and ignores a Cast read only by the norm: the fused node takes the
+    type before that Cast, and the runtime refuses the model if scale and bias have another type. The types of the ops
     in between do not matter. Source: some 360 small models opened with onnxruntime 1.31.1.
     """
     if cluster.kind == "layer_normalization":
@@ -37,9 +37,9 @@ def tied(view: View, cluster: Cluster, low: DType) -> bool:
 
 @dataclass
 class Free:
-    """Type variables for a cut to decide, and their gain from a low type.
+    """Type variables left to the cut, and their gain from a low type.
 
-    `must`: vertices that stay float32, beside those that the problem holds.
+    `must`: vertices to keep in float32, in addition to those of the problem.
     """
 
     problem: Problem
@@ -48,7 +48,7 @@ class Free:
 
     @cached_property
     def follows(self) -> frozenset[int]:
-        """Vertices of either type for free: Shape and Size, inputs of Casts, Casts from float32 to float32."""
+        """Vertices without cost in either type: Shape and Size, inputs of Casts, Casts from float32 to float32."""
         p = self.problem
         casts = (
             v for v in p.of_kinds(("Cast",)) if "T1" in p.vertices[v].variables or self._copied_by(p.op(v)) is not None
@@ -57,11 +57,11 @@ class Free:
 
     @cached_property
     def ends(self) -> list[End]:
-        """The node of each vertex: a terminal if its type is fixed, else the vertex, or the first of its sequence."""
-        own, tied = [self._fixed(v) for v in range(len(self.problem.vertices))], self.problem.tied
-        groups = (tied.get(v, (v,)) for v in range(len(own)))
-        fixed = (({own[v] for v in group}, group[0]) for group in groups)
-        return [HIGH if HIGH in ends else LOW if LOW in ends else first for ends, first in fixed]
+        """The node of each vertex: a terminal if its type is fixed, otherwise itself or the first of its sequence."""
+        fixed, tied = [self._fixed(v) for v in range(len(self.problem.vertices))], self.problem.tied
+        groups = (tied.get(v, (v,)) for v in range(len(fixed)))
+        ends = (({fixed[v] for v in group}, group[0]) for group in groups)
+        return [HIGH if HIGH in types else LOW if LOW in types else first for types, first in ends]
 
     def _fixed(self, v: int) -> str | None:
         p, op = self.problem, self.problem.op(v)
@@ -79,7 +79,7 @@ class Free:
             trail(p.view, op.inputs[0], first_input_of(kinds.QUANTIZES), 1)[1] if op.kind in kinds.DEQUANTIZES else None
         )
         if v in self.spread.low or p.view.constant(codes) is not None:
-            return None  # a Cast after a decoded weight would run each time, and hide that it is quantized
+            return None  # a Cast after a decoded weight would run on every call and hide the quantization
         if p.colors[v] not in (Color.GRAY, Color.CLEAR):
             return HIGH
         if exact(op):
@@ -90,9 +90,9 @@ class Free:
         return op.kind in kinds.GROWS and not (op.kind in kinds.LONG_SUMS and op.id in self.problem.needs.unneeded)
 
     def _unbounded(self, value: ValueId) -> bool:
-        """True for numbers of any size, and for those widened by the model itself: it asks for float32.
+        """True for a value without a bound, and for one widened by the model itself.
 
-        Of any size are inputs of the model or a body, and what an op that grows computes.
+        Inputs of the model or a body have no bound, nor do results of ops that can outgrow their inputs.
         """
         view = self.problem.view
         producer, maker = view.producer(value), view.producer(origin(view, value, _copied))
@@ -119,7 +119,7 @@ class Free:
         return self.ends[v] if v is not None else HIGH
 
     def readers(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
-        """Return the nodes of a value's readers, `but` some ops. `counts`: with Casts to integers."""
+        """Return the nodes of a value's readers, except the ops in `but`. `counts`: include Casts to integers."""
         p, view = self.problem, self.problem.view
         found: set[End] = set()
         pending = [value]
@@ -172,7 +172,7 @@ class Free:
     def upstream(self) -> set[OpId]:
         """The ops upstream of lowered products, and the owners of bodies with such products.
 
-        What the user lowers, ops and outputs, counts as a product.
+        Ops and outputs lowered by the user count as products.
         """
         p, view = self.problem, self.problem.view
         products = self._products | p.lower.keys()
@@ -217,6 +217,6 @@ class Free:
         return frozenset(late)
 
     def _carried(self, op: Op) -> ValueId | None:
-        alone = op.kind in kinds.COPIES or op.kind in kinds.AFFINE or op.kind.endswith("Normalization")
-        varying = self._varying(op) if alone else []
+        carries = op.kind in kinds.COPIES or op.kind in kinds.AFFINE or op.kind.endswith("Normalization")
+        varying = self._varying(op) if carries else []
         return varying[0] if len(varying) == 1 else None

@@ -1,4 +1,4 @@
-"""The gate: the type variables of an op to lower or to raise, alone or only together."""
+"""Gate: type variables of an op to lower or raise on a target, singly or only together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 
-# Their schema lets input, scale and result differ. onnx's own inference objects to such a normalization, and GPUs have
-# no kernel for such a quantizer.
+# Their schemas let input, scale and result differ in type, but onnx's own inference rejects such a normalization, and
+# GPUs have no kernel for such a quantizer.
 _TIED = ("RMSNormalization", "QuantizeLinear", "DequantizeLinear")
 
 _NEVER = {
@@ -34,7 +34,7 @@ _NEVER = {
 
 
 def computes_float32_inside(op: Op) -> bool:
-    """True if the body of an op casts its inputs to float32, whatever their type; such a body has no kernel to ask."""
+    """True if the function body of an op casts its inputs to float32; no kernel restricts such an op."""
     if op.domain or op.signature is None or op.signature.since < FIRST_STASHED.get(op.op_type, op.signature.since + 1):
         return False
     stashed = attribute(op.node, "stash_type")
@@ -60,7 +60,7 @@ class Gate:
     def kernels(self) -> Kernels | None:
         return self.target.kernels
 
-    # -- down ----------------------------------------------------------------------------------------
+    # -- lowering ------------------------------------------------------------------------------------
 
     def lowerable_groups(self, view: View, op: Op) -> Lowerable:
         variables = view.variables[op.id]
@@ -92,7 +92,7 @@ class Gate:
         return Lowerable(groups, refusals)
 
     def _type_refusal(self, view: View, op: Op, way: str, dtype: DType | None) -> Paint | None:
-        """Return the refusal for an op with an unknown type or an optional, or for bfloat16 without Casts of it."""
+        """Return the refusal of an unknown type, of an optional, or of bfloat16 at an opset without its Casts."""
         if any(unknown(v.type) for v in view.variables[op.id]):
             return float32(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
         if any((t := view.types[v]) is not None and "optional" in t.container for v in op.ports):
@@ -127,7 +127,7 @@ class Gate:
         return float32(reasons.SCHEMA_GATE, None, f"{note}; opset {first} does" if first else note)
 
     def runs(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType | None = None) -> bool:
-        """True if the target runs the op with exactly these variables in another type: the low one, or `dtype`."""
+        """True if the target runs the op with exactly these variables in the low type, or in `dtype`."""
         if self.kernels is None or op.signature is None or computes_float32_inside(op):
             return True
         types = kernel_types(view, op, changed, dtype or self.to)
@@ -136,8 +136,8 @@ class Gate:
     def rescale_refusal(self, view: View) -> str | None:
         """Return why a quantizer keeps float32 scales; None if all can have scales of the low type.
 
-        Those of an int32 constant do not count. Their scale is a product of two scales, often below the normal range of
-        float16, and onnxruntime quantizes a bias in floats again, with that product in float16. O(nodes).
+        Dequantizers of an int32 constant, a bias, do not count. Their scale is a product of two scales, often below the
+        normal range of float16, and onnxruntime would quantize a float bias again by that product in float16. O(nodes).
         """
         for op in view.of_kinds(QUANTIZERS):
             value, refusals = op.inputs[0], self.lowerable_groups(view, op).refusals
@@ -149,12 +149,12 @@ class Gate:
                 return f"ops between quantizers stay as they are, because {op.name!r} keeps its float32 scale: {why}"
         return None
 
-    # -- up ------------------------------------------------------------------------------------------
+    # -- raising -------------------------------------------------------------------------------------
 
     def raisable(self, view: View, op: Op) -> tuple[str, ...] | Paint:
         """Return the low variables to raise in an op: as many as may change together.
 
-        An op without a kernel in its present types cannot lose one, so kernels do not restrict it.
+        An op without a kernel in its present types has none to lose, so kernels do not restrict it.
         """
         assert op.signature is not None
         variables = view.variables[op.id]
@@ -169,8 +169,8 @@ class Gate:
             return float32(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target.limits is not None and len(names) < len(low)):
-            held = next(v.name for v in low if v.name not in names)
-            note = f"{op.kind} version {op.signature.since} does not admit float32 for {held}"
+            refused = next(v.name for v in low if v.name not in names)
+            note = f"{op.kind} version {op.signature.since} does not admit float32 for {refused}"
             return float32(reasons.SCHEMA_GATE, None, note)
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
         union = next((u for u in unions if self.runs(view, op, u, DType.FLOAT)), None)
@@ -188,7 +188,7 @@ class Gate:
 
 
 def kernel_types(view: View, op: Op, changed: tuple[str, ...] = (), to: DType = DType.FLOAT) -> dict[str, str]:
-    """Return the type of each variable of the schema, as kernel tables spell it, if `changed` ones become `to`."""
+    """Return the type of each schema variable in the spelling of kernel tables, with `to` for `changed` ones."""
     assert op.signature is not None
     types: dict[str, str] = {}
     for values, formal_at in ((op.inputs, op.signature.input), (op.outputs, op.signature.output)):

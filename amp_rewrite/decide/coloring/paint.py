@@ -1,4 +1,4 @@
-"""The painter: may by TensorFlow's rules, must not by needs, and the border between the types by a cut."""
+"""Painter: TensorFlow's rules lower ops, needs forbid it, and a cut draws the border between the types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Coloring:
     """The paint of every float32 type variable, by op and name; ops without a variable (If, Loop, custom ops …) use "".
 
     Type variables that are low in the model are included only if they are raised. `entries`: the list entry of each op.
-    `unraised`: ops that keep their low type against a wish for float32, with the reason.
+    `unraised`: ops of the model that keep their low type despite a request for float32, with the reason.
     """
 
     to: DType
@@ -36,7 +36,7 @@ class Coloring:
     findings: tuple[Finding, ...]
 
     def of(self, op: OpId) -> Paint | None:
-        """Return the paint of a lowered variable of an op, else of its first; None for an undecided op."""
+        """Return the paint of an op's first lowered variable, otherwise of its first one; None for an undecided op."""
         paints = self._by_op.get(op, ())
         return next((p for p in paints if p.dtype is self.to), paints[0] if paints else self.unraised.get(op))
 
@@ -58,7 +58,7 @@ class Coloring:
         return frozenset(variable for variable, paint in self.paints.items() if paint.dtype is self.to)
 
     def opens(self, view: View) -> bool:
-        """True if every op with kernels for low types alone is low."""
+        """True if every op with kernels only for low types is low."""
         return {op.id for op in view.of_kinds(LOW_ONLY)} <= {op for op, _ in self.low}
 
     @property
@@ -69,8 +69,8 @@ class Coloring:
 def paint(problem: Problem) -> Coloring:
     """Return a color for every float32 type variable of a model, with the rule and the op behind each.
 
-    The gate wins over `keep` and `lower`, they win over pins, and pins over the lists. Low ops that
-    `keep`, and pins with `raises`, name become float32. O(nodes + uses), the cut apart.
+    The gate wins over `keep` and `lower`, these win over pins, and pins over the lists. Low ops of the model become
+    float32 if `keep` or a pin with `raises` names them. O(nodes + uses), without the cut.
     """
     view, types, spread = problem.view, _Types(problem), Spread(problem)
     types.low, high = (place if problem.request.places else place_without_cut)(problem, spread)
@@ -90,8 +90,8 @@ def paint(problem: Problem) -> Coloring:
 
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
     vertex, color = problem.vertices[v], problem.colors[v]
-    if (held := problem.pinned.get(vertex.op) or found) is not None:
-        return held
+    if (decided := problem.pinned.get(vertex.op) or found) is not None:
+        return decided
     if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.lower):
         return vertex.refusal
     if color is Color.UNLISTED:
@@ -123,18 +123,18 @@ _UNPAINTED: Mapping[Color, str] = {
 # -- changes of single types beside the cut ----------------------------------------------------------
 
 _ANY_TYPE = ELEMENTLESS | {"Cast"}
-"""Ops whose results do not depend on the type in which they read a value."""
+"""Ops with the same results for either type of their inputs."""
 _SEEN_THROUGH = frozenset(("Cast", "Dropout", "Identity"))
-"""Ops that onnxruntime looks through when it fuses a normalization."""
+"""Ops ignored by onnxruntime when it fuses a normalization."""
 _AFFINE_NOTE = "scale and bias take the type of the normalized input: onnxruntime fuses them into one node"
 
 
 @dataclass
 class _Types:
-    """Types on the way to a coloring: lowered vertices, raised variables, and ops without the float32 wished for them.
+    """Types decided so far: lowered vertices, raised variables, and refused requests for float32.
 
-    Low ops of the model that patterns or evidence name are raised, with ops that cannot differ in type from them: those
-    of the same decomposed norm, softmax or activation, and the scale and bias that the runtime fuses.
+    Low ops of the model are raised if a pattern or data names them, together with the ops that must have the same type:
+    those of the same written-out norm, softmax or activation, and the scale and bias that the runtime fuses.
     """
 
     problem: Problem
@@ -144,7 +144,7 @@ class _Types:
 
     def __post_init__(self) -> None:
         self.view = self.problem.view
-        self._raise_wished()
+        self._raise_requested()
 
     def made(self, value: ValueId) -> DType | None:
         """Return the type of a value at its producer."""
@@ -166,16 +166,16 @@ class _Types:
 
     # -- low ops of the model, raised --------------------------------------------------------------
 
-    def _raise_wished(self) -> None:
-        p, wishes = self.problem, dict[OpId, Paint]()
+    def _raise_requested(self) -> None:
+        p, requests = self.problem, dict[OpId, Paint]()
         for op_id, pattern in p.keep.items():
             by = "the check" if pattern in p.request.found else repr(pattern)
-            wishes[op_id] = float32(reasons.RAISED, None, f"kept by {by}")
+            requests[op_id] = float32(reasons.RAISED, None, f"kept by {by}")
         for pin in p.pins:
             if pin.raises and pin.op not in p.lower:
-                wishes.setdefault(pin.op, float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
-        wishes = {op_id: wishes[op_id] for op_id in sorted(wishes) if self._low_type(op_id) is not None}
-        for op_id, why in wishes.items():
+                requests.setdefault(pin.op, float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
+        requests = {op_id: requests[op_id] for op_id in sorted(requests) if self._low_type(op_id) is not None}
+        for op_id, why in requests.items():
             self._raise(op_id, why)
         groups = clusters(self.view, LOW_TYPES) if self.raised else ()
         for cluster in groups:
@@ -186,10 +186,10 @@ class _Types:
                         self._raise(op_id, float32(reasons.RAISED, first, note))
         for cluster in groups:
             self._affine(cluster)
-        for op in reversed(self.view.ops) if wishes else ():
+        for op in reversed(self.view.ops) if requests else ():
             if op.id not in p.lower:
                 self._move(op)
-                self._cast(op, wishes)
+                self._cast(op, requests)
         for op in self.view.of_kinds(ELEMENTLESS):  # they read no element
             source = op.inputs[0]
             if source is not None and output_variable(self.view, source) in self.raised:
@@ -202,8 +202,8 @@ class _Types:
     def _is_raised(self, op: OpId) -> bool:
         return any((op, variable.name) in self.raised for variable in self.view.variables[op])
 
-    def _raise(self, op_id: OpId, paint: Paint, *, asked: bool = True) -> None:
-        """Raise an op as far as the gate admits it; constants are stored in float32 for their readers instead."""
+    def _raise(self, op_id: OpId, paint: Paint, *, requested: bool = True) -> None:
+        """Raise an op as far as the gate admits; constants are stored in float32 for their readers instead."""
         op = self.view.ops[op_id]
         if op.kind in _ANY_TYPE or op.kind == "Constant":
             return
@@ -211,7 +211,7 @@ class _Types:
         if not isinstance(names, Paint):
             for name in names:
                 self.raised.setdefault((op_id, name), paint)
-        elif asked:
+        elif requested:
             self._refuse(op_id, f"{paint.note}; {names.rule}: {names.note}")
 
     def _refuse(self, op: OpId, note: str) -> None:
@@ -231,9 +231,9 @@ class _Types:
                 self._refuse(op, f"the input of {cluster.kind} is {low.spelling}, and onnxruntime fuses the two")
 
     def _move(self, op: Op) -> None:
-        """Raise a mover of the result of a Cast to a low type, if only raised ops read it.
+        """Raise a copy of a Cast's low result, if only raised ops read it.
 
-        The Cast rounds, and the digits that it drops are the reason for which its readers were raised.
+        The Cast rounds away the digits for which its readers are raised.
         """
         if self._moved(op) is None or any(exposed(self.view, value) for value in op.results):
             return
@@ -242,31 +242,31 @@ class _Types:
         before = self.view.dtype(source.inputs[0]) if source is not None else None
         if uses and before is not None and not before.low and all(map(self._reads_raised, uses)):
             note = "moves the result of a Cast, and only float32 ops read it"
-            self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), asked=False)
+            self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), requested=False)
 
     def _moved(self, op: Op) -> ValueId | None:
-        """Return the input moved by an op with a low type; None for other ops."""
+        """Return the input copied by an op with a low type; None for other ops."""
         moves = COPIES.get(op.kind) == (0,) and op.kind not in CASTS and self._low_type(op.id) is not None
         return op.inputs[0] if moves else None
 
-    def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
+    def _cast(self, op: Op, requests: Mapping[OpId, Paint]) -> None:
         result = op.outputs[0] if op.kind == "Cast" else None
         if result is None or self.view.dtype(result) not in LOW_TYPES or exposed(self.view, result):
             return
         uses = self.view.uses[result]
         raised = [use for use in uses if self._reads_raised(use)]
         free = [use for use in uses if self.view.ops[use.op].kind in _ANY_TYPE]
-        through = op.id in wishes and any(self.view.ops[use.op].kind == "Cast" for use in uses)
+        through = op.id in requests and any(self.view.ops[use.op].kind == "Cast" for use in uses)
         if len(raised) + len(free) < len(uses):
             return
-        if (raised or through) and (op.id in wishes or len(raised) == len(uses)):
+        if (raised or through) and (op.id in requests or len(raised) == len(uses)):
             paint = float32(reasons.EXISTING_CAST, raised[0].op if raised else None)
-            self.raised[op.id, "T2"] = wishes.get(op.id, paint)
+            self.raised[op.id, "T2"] = requests.get(op.id, paint)
 
     # -- types that follow others ------------------------------------------------------------------
 
     def follow_casts(self) -> None:
-        """Lower the result of a Cast to float32 with lowered readers alone."""
+        """Lower the result of a Cast to float32 if all its readers are low."""
         p = self.problem
         for v in p.of_kinds(("Cast",)):
             vertex, out = p.vertices[v], p.op(v).outputs[0]
@@ -296,13 +296,13 @@ class _Types:
                 self.low.pop(v, None)
 
     def _input_type(self, cluster: Cluster, low: DType) -> DType | None:
-        """Return the common type of a norm's input, scale and bias; None if they are free."""
+        """Return the required type of a norm's input, scale and bias; None if their types are free."""
         if not cluster.tail or not tied(self.view, cluster, low):
             return None
         return self._seen_type(cluster.entry, cluster.ops)
 
     def _seen_type(self, value: ValueId, readers: Collection[OpId]) -> DType | None:
-        """Return the type of a value for the runtime's fusion of `readers`, before the Casts for them alone."""
+        """Return a value's type for the runtime's fusion of `readers`, before any Cast read only by them."""
         view, dtype, uses = self.view, self.made(value), self.view.uses[value]
         needed = next((self.read(value, use) for use in uses if use.op in readers), dtype)
         others, edge = [use for use in uses if use.op not in readers], exposed(view, value)

@@ -1,9 +1,9 @@
-"""Where: one labelling of the type variables, low or float32, by a minimum cut.
+"""Border between low and float32: one labelling of the type variables, by a minimum cut.
 
-What allowed and lowered ops compute is low, what `must` names is float32, and so is what the lists deny. Every other
-variable is free, one that TensorFlow's rules leave float32 as well. The labelling costs a Cast for each value that is
-made in one type and read in the other, and gains what low results spare. A variable outside TensorFlow's set gains
-nothing, so that it falls only to spare a Cast.
+Results of allowed and lowered ops are low; vertices in `must` and on the deny list are float32. All other variables
+are free, including those that TensorFlow's rules leave in float32. A labelling pays for a Cast of each value made in
+one type and read in the other, and earns the bytes saved by low results. A variable outside TensorFlow's set earns
+nothing: it is lowered only to save a Cast.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import OpId, ValueId
 
 _START = 24 << 20
-"""What a Cast is worth beside its own traffic, in bytes.
+"""Cost of a Cast in addition to its own traffic, in bytes.
 
-The start of a kernel takes as long as 1.4 Mi on an A100 and 8 Mi on an H200. More, since sizes with free dimensions are
-guesses: with 8 Mi some models would take two Casts more to spare traffic that may not be there.
+Starting a kernel takes as long as moving 1.4 MiB on an A100, or 8 MiB on an H200. The constant is higher because sizes
+with free dimensions are guesses: with 8 MiB, some models would get two more Casts to save traffic that may not exist.
 """
 _LARGEST = 1 << 24
-"""The most elements that count: a size with free dimensions is a guess."""
+"""Upper limit of a value's size, in elements: a size with free dimensions is a guess."""
 _FUSION = 0.5
-"""What one kernel fewer is worth, in Casts."""
+"""Gain from saving one kernel, in Casts."""
 _ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
 """Written-out groups that onnxruntime runs as one kernel."""
 _PAIRS = {
@@ -49,19 +49,19 @@ _PAIRS = {
     "Mul": ("MatMul",),
     "Conv": ("BatchNormalization",),
 }
-"""Ops and readers that onnxruntime 1.31.1 runs as one node on CUDA if both have one type, without a Cast between."""
+"""Ops with the readers that onnxruntime 1.31.1 fuses with them on CUDA, if both have one type and no Cast between."""
 
 
 _UNIT = 1000
-"""Units of capacity to a byte; gains of one unit decide ties."""
+"""Capacity units per byte; a gain of one unit breaks ties."""
 _MOST = 100
-"""Nodes of a component that networkx cuts; it takes 0.06 s for 300, where elimination takes 0.01."""
+"""Nodes in the largest component to cut by networkx; 300 nodes take 0.06 s, and 0.01 s by elimination."""
 _WIDEST = 16
-"""Neighbours of a node, for which a table has 65 536 entries."""
+"""Most neighbours of a node in an elimination; its table then has 65 536 entries."""
 
 
 class Arc(NamedTuple):
-    """Cost of one low and one float32 end: a share of a Cast of a value."""
+    """Cost of one low and one float32 end, as a share of a Cast of the value."""
 
     low: End
     high: End
@@ -83,7 +83,7 @@ def place(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int,
 
 
 def place_without_cut(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
+    """Return the same without a cut: TensorFlow's set, except raw values with float32 readers."""
     labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
     for v in sorted(labelling.raw & low.keys() - problem.tied.keys(), reverse=True):
         read = {end for value in labelling.results(v) for end in labelling.readers(value, counts=True)}
@@ -97,7 +97,7 @@ _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, so float32 save
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
-    """Yield the vertices of low parts with short products only: tensor cores do not speed them up."""
+    """Yield the vertices of low parts with only short products: tensor cores do not speed these up."""
     p = problem
     short = {v for v in p.of_kinds(PRODUCTS) if v in low and stated_terms(p.view, p.op(v)) < TENSOR_CORE_STEP}
     clustered = (op for cluster in p.clusters if cluster.kind == "softmax" for op in cluster.ops)
@@ -109,9 +109,9 @@ def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
 
 @dataclass
 class Labelling(Free):
-    """The cheapest labelling: arcs between free variables, and a cut for each of their components.
+    """The cheapest labelling: arcs between free variables, and a minimum cut of each component.
 
-    The ends of arcs are roots of variables that share a type, auxiliary nodes, and the terminals.
+    An arc ends at the representative of variables with one type, at an auxiliary node, or at a terminal.
     """
 
     arcs: list[Arc] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Labelling(Free):
         return Paint(p.to, reasons.MIN_CUT, None, p.why_unneeded(v))
 
     def high(self, v: int) -> Paint:
-        """Return the paint of a float32 vertex of TensorFlow's set, by its arcs and its gain."""
+        """Return the paint of a float32 vertex in TensorFlow's set, with the reason against a low type."""
         if v in self.must:
             return self.must[v]
         if v in self.raw:
@@ -163,7 +163,7 @@ class Labelling(Free):
         return low
 
     def _components(self) -> Iterator[tuple[list[int], list[Arc]]]:
-        """Yield the free variables and the arcs of each component; arcs leave it only to the terminals."""
+        """Yield the free variables and the arcs of each component; its arcs reach no other node but the terminals."""
         sets: UnionFind[End] = UnionFind()
         for arc in self.arcs:
             sets.union(*(node for node in (arc.low, arc.high) if node not in (LOW, HIGH)))
@@ -173,12 +173,13 @@ class Labelling(Free):
                 nodes[sets[v]].append(v)
         for arc in self.arcs:
             of[sets[arc.high if arc.low == LOW else arc.low]].append(arc)
-        yield from ((own, of[root]) for root, own in nodes.items())
+        yield from ((members, of[root]) for root, members in nodes.items())
 
     def _cheapest(self, nodes: Sequence[int], arcs: Sequence[Arc]) -> set[End]:
-        """Return the low nodes of a component. A Cast starts a kernel, reads one type and writes the other.
+        """Return the low nodes of a component in its cheapest labelling.
 
-        In a networkx graph an arc takes 0.7 KB: only components that touch both terminals become one.
+        A Cast costs the start of a kernel, and 6 bytes an element to read one type and write the other. An arc of a
+        networkx graph takes 0.7 KB, so only components with arcs to both terminals become one.
         """
         network: nx.DiGraph[End] = nx.DiGraph()
         ends = {LOW} & {arc.low for arc in arcs} | {HIGH} & {arc.high for arc in arcs}
@@ -189,10 +190,10 @@ class Labelling(Free):
         if ends != {LOW, HIGH}:
             return set(nodes) if ends == {LOW} else set()
         for arc in arcs:
-            known = network.get_edge_data(arc.low, arc.high, {"capacity": 0})["capacity"]
+            present = network.get_edge_data(arc.low, arc.high, {"capacity": 0})["capacity"]
             cost = _START + 6 * self._elements(arc.value)
-            more = round(_UNIT * arc.share * cost) if arc.share < inf else inf
-            network.add_edge(arc.low, arc.high, capacity=known + more)
+            added = round(_UNIT * arc.share * cost) if arc.share < inf else inf
+            network.add_edge(arc.low, arc.high, capacity=present + added)
         low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
         if low is None:
             _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
@@ -202,10 +203,11 @@ class Labelling(Free):
         return min(size(self.problem.view, value), _LARGEST)
 
     def _gain(self, v: int) -> int:
-        """Return the worth of a low type for a vertex, in units: two bytes for each element of gain to a product.
+        """Return the gain of a vertex from a low type, in capacity units; negative for a gain from float32.
 
-        For other variables it is the least unit, which decides ties: exact ops on values whose makers are low or free
-        gain it if they are low, and the rest if they are not, so that what rounds falls only to spare a Cast.
+        It is two bytes an element upstream of a lowered product. Elsewhere, one unit breaks ties: an exact op is better
+        low if all its inputs can be, and any other op is better in float32, so that an op that rounds is lowered only
+        to save a Cast.
         """
         if self.gains(v):
             return 2 * _UNIT * sum(map(self._elements, self.results(v)))
@@ -218,25 +220,25 @@ class Labelling(Free):
             self.arcs.append(Arc(low, high, value, share))
 
     def _cast(self, value: ValueId) -> None:
-        """Let a value cost one Cast for all readers of the other type.
+        """Add the arcs of a value: one Cast serves all readers of the other type.
 
-        Several free readers share it through an auxiliary node. No arc leads through a fixed end, so that components
-        part there.
+        Several free readers share it through an auxiliary node. No arc leads through a fixed end, so components are
+        separate there.
         """
         home, ends = self.maker(value), self.readers(value)
         others = ends - {home}
         if not others or not any(isinstance(end, int) for end in (home, *others)):
             return  # no Cast, or one that no label changes
-        alone = next(iter(others)) if len(others) == 1 else None
+        only = next(iter(others)) if len(others) == 1 else None
         share = 1 + _FUSION * self._fuses(value)
         for fixed, way in ((HIGH, "up"), (LOW, "down")):
-            node: End = fixed if fixed in others else alone if alone is not None else (way, value)
+            node: End = fixed if fixed in others else only if only is not None else (way, value)
             arcs = [(home, node, share), *((node, end, inf) for end in others if isinstance(node, tuple))]
             for a, b, worth in arcs if home != fixed else ():
                 self._add(*((a, b) if fixed == HIGH else (b, a)), value, worth)
 
     def _fuses(self, value: ValueId) -> bool:
-        """True if the runtime runs the maker and the only reader of a value as one kernel, without a Cast between."""
+        """True if the runtime fuses the maker and the only reader of a value when no Cast is between them."""
         view = self.problem.view
         op, uses = view.producer(value), view.uses[value]
         if op is None or len(uses) != 1 or value in view.yielded:
@@ -246,7 +248,7 @@ class Labelling(Free):
         return worth and reader.kind in _PAIRS.get(op.kind, ())
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
-        """Let a group for one kernel cost less if its members agree."""
+        """Reward equal types in a group of ops for one kernel."""
         nodes, worth = self._members(cluster.ops), _FUSION * (len(cluster.ops) - 1)
         all_low, all_high = ("low", cluster.ops[0]), ("high", cluster.ops[0])
         if HIGH not in nodes:
@@ -255,7 +257,7 @@ class Labelling(Free):
                 self._add(all_low, node, entry, inf)
         elif not cluster.tail:
             return
-        else:  # a norm with a float32 body, of which scale and bias may be low
+        else:  # a norm with a float32 body, whose scale and bias may be low
             self._scale(cluster, entry, worth + 2)
             nodes = self._members(op for op in cluster.ops if op not in cluster.tail)
         self._add(all_high, HIGH, entry, worth)
@@ -263,10 +265,10 @@ class Labelling(Free):
             self._add(node, all_high, entry, inf)
 
     def _scale(self, cluster: Cluster, entry: ValueId, worth: float) -> None:
-        """Let scale and bias of a float32 norm be low with its input, if no float32 reader needs its Cast.
+        """Let scale and bias of a float32 norm be low with its input, unless a float32 reader needs its Cast.
 
-        The kernel computes wide inside and takes in the Casts around the body. Where onnxruntime refuses other types
-        (`tied`), the input is low only with them.
+        The fused kernel computes in float32 inside and absorbs the Casts around the body. Where onnxruntime requires
+        equal types (`tied`), the input is low only together with scale and bias.
         """
         p, home = self.problem, self.maker(entry)
         bound = tied(p.view, cluster, p.to)
@@ -301,11 +303,11 @@ class Labelling(Free):
 
 
 def eliminate(network: nx.DiGraph[End], source: End, sink: End) -> set[End] | None:
-    """Return the nodes on the side of the source in a minimum cut; None for a network too wide for it.
+    """Return the nodes on the source's side of a minimum cut; None if the network is too wide.
 
     Each step minimizes over the node with the fewest neighbours and leaves a table over these (bucket elimination;
-    Dechter, "Bucket Elimination: A Unifying Framework for Probabilistic Inference", 1996). O(nodes · 2^width): the
-    width of transformers is at most 5, and 22 500 nodes of one take 1.5 s, where preflow-push takes 4.6.
+    Dechter, "Bucket Elimination: A Unifying Framework for Probabilistic Inference", 1996). O(nodes · 2^width):
+    transformers have a width of at most 5, and 22 500 nodes of one take 1.5 s, against 4.6 s by preflow-push.
     """
     inner = [node for node in network if node not in (source, sink)]
     tables: list[tuple[tuple[End, ...], np.ndarray]] = []
