@@ -1,4 +1,4 @@
-"""Facts of sums, products and quotients, element by element, along axes, and of matrices and layers."""
+"""Facts of sums, products and quotients: elementwise, along axes, and in matrix products and layers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 _MODERATE = 8.0
-"""A factor of at most this size makes no product large."""
+"""Factors up to this size do not make a product large."""
 _SMALL_STEP = 2.0**-4
 _NEAR_RANGE = 0.6
-"""Share of the range beyond which a sum or product may leave it."""
+"""Share of the range above which a constant can push a sum or product out of it."""
 _STEP = 2.0**-6
-"""The largest step of a derivative by differences."""
+"""Largest step of a finite difference."""
 
 
 def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
@@ -82,7 +82,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def inverse(facts: Facts, divisor: Fact) -> float:
-    """Return the terms in the inverse of a value: less than 1 for a count, and a sum perhaps beyond the range."""
+    """Return the terms in the inverse of a value: less than 1 for a count, and for a long sum."""
     count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
     terms = max(divisor.terms if divisor.size > facts.most else 1.0, min(count, FREE))
     return 1 / terms if terms > 1 else 1.0
@@ -95,7 +95,7 @@ def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
 
 
 def fed_numbers(facts: Facts, op: Op) -> Values:
-    """Operands among the model's inputs of one element."""
+    """Return the operands among the model's inputs of one element."""
     return frozenset(v for v in map(facts.origin, op.operands) if is_single_input(facts, v))
 
 
@@ -133,7 +133,7 @@ def _scales_away(facts: Facts, op: Op, read: list[Fact], low: float, high: float
 
 
 def steps_of(facts: Facts, op: Op, read: list[Fact]) -> int:
-    """Return the small steps of a recursion so far: a small multiple is added, or a factor near 1 multiplies."""
+    """Return the small steps of a recursion so far, by small multiples added and factors near 1."""
     scales = op.kind in SCALINGS
     most = max((max(f.steps, 0 if scales or op.kind == "Sub" else f.gated) for f in read), default=0)
     moving = [f for f in read if (f.beside_one if scales else f.learned and f.small_factor)]
@@ -144,7 +144,7 @@ def steps_of(facts: Facts, op: Op, read: list[Fact]) -> int:
 
 
 def too_large(facts: Facts, codes: DType | None, scale: Fact = NOTHING, zero: Fact = NOTHING) -> Beyond | None:
-    """Return why the numbers of codes leave the range; None if they do not."""
+    """Return why decoded numbers leave the range; None if they do not."""
     low, high = range_of(codes)
     least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
     farthest = max(high - least, most - low)
@@ -155,7 +155,7 @@ def too_large(facts: Facts, codes: DType | None, scale: Fact = NOTHING, zero: Fa
 
 
 def run_of(read: Sequence[Fact]) -> int:
-    """Return the elementwise sums and products in a row since the last layer."""
+    """Return the number of consecutive elementwise sums and products since the last layer."""
     deepest = max((f.depth for f in read), default=0)
     return 1 + max((f.run for f in read if f.depth == deepest and not f.constant), default=-1)
 
@@ -218,7 +218,7 @@ def _drowns(facts: Facts, op: Op, read: list[Fact], varying: list[Fact], constan
 def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     fact = joined(read[:1])._replace(averaged=True)
     fact = fact.without("number", "steps", "run", "running", "guard", "gated", "top")
-    shape = shape_of(facts.view, op.results[0])  # a sum of states and what is new has their shape
+    shape = shape_of(facts.view, op.results[0])  # a sum over states and new values has their shape
     states = frozenset(state for state in fact.states if shape_of(facts.view, state) == shape)
     fact = fact._replace(states=states, moved=states)
     if op.kind in ("ReduceSumSquare", "ReduceL2", "GlobalLpPool", "LpPool"):
@@ -237,19 +237,19 @@ def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fac
     if op.kind in ("ReduceProd", "CumProd", "Det"):
         return fact.unbounded()._replace(grows=True, whole=whole and INF)
     small = (fact.small or (bool(fact.peak) and fact.low >= 0)) and not adds_peak(facts, op)
-    added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
+    added = count if known is not None or fact.learned else 1  # the number of fed weights is unknown
     low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
     return fact._replace(low=low, high=high, whole=whole, small=small, peak=(), terms=fact.terms * added)
 
 
 def adds_peak(facts: Facts, op: Op) -> bool:
-    """True for a sum along rows with the largest element 1: it is not small."""
+    """True for a sum along rows with the largest element 1: the sum is not small."""
     peak = facts[op.inputs[0]].peak
     return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_axes_from_end(facts, op)))
 
 
 def _axes_from_end(facts: Facts, op: Op) -> tuple[int, ...]:
-    """Return the axes of a reduction, counted from the end if the rank is known; all if none are stated."""
+    """Return the axes of a reduction, counted from the end if the rank is known; all axes if none is given."""
     axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
     if shape is None:
         return tuple(axes)
@@ -274,7 +274,7 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     two = len(varying) == 2
     after_layer = any(facts[v].learned and facts[v].depth for v in operands)
     wholes = [f.whole for f in read if f.whole is not None]
-    small = any(f.small and f.high == INF for f in varying) or all(f.small for f in varying)  # one like an exponential
+    small = any(f.small and f.high == INF for f in varying) or all(f.small for f in varying)  # e.g. an exponential
     gain = weight.size * math.sqrt(stated_terms(facts.view, op)) if weight is not None else INF
     gain *= abs(float_attribute(op.node, "alpha", 1.0))
     return Fact(
@@ -298,7 +298,7 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def _exact_sum(facts: Facts, op: Op, *factors: Fact) -> Fact:
-    """Return the facts of a sum of products of integers; a layer scales it down once it is a float."""
+    """Return the facts of a sum of integer products; as a float it counts as a layer's result."""
     ranges = (range_of(facts.view.dtype(v)) for v in op.operands[:2])
     sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
     most = min(stated_terms(facts.view, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
@@ -314,7 +314,7 @@ def _added_up(facts: Facts, op: Op, factors: Sequence[Fact]) -> float:
 
 
 def averages(facts: Facts, op: Op) -> bool:
-    """True for a product with the weights of an average or a plain sum: none is negative."""
+    """True for a product with the weights of an average or a plain sum, none of them negative."""
     weights = [f for f in (facts[v] for v in op.operands[:2]) if f.constant]
     return any(f.low >= 0 and (f.high < 1 or f.number is not None) for f in weights)
 
@@ -329,6 +329,6 @@ def contracts(op: Op) -> bool:
 
 @once
 def _near(view: View, to: DType) -> frozenset[OpId]:
-    """Return the sums of scores and a bias, small at the best key of each row as far as a softmax sees it."""
+    """Return sums of scores and a bias, if the bias is small at the best key in each row of the softmax."""
     rows = scored_rows(view, cache(partial(view.array, limit=MOST)))
     return frozenset(term.op.id for row in rows if row.near(to) for term in row.terms)

@@ -1,4 +1,4 @@
-"""The backward pass: needs of readers, handed to the makers of their inputs; ops in float32 by facts alone."""
+"""Backward pass: needs of readers, passed to the makers of their inputs; ops in float32 because of facts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId
 
 _STEPS = 4
-"""Small steps in a row that make a recursion."""
+"""Fewest consecutive small steps of a recursion."""
 _RUN = 16
-"""Elementwise sums and products in a row, without a layer between, that make a recursion."""
+"""Fewest consecutive elementwise sums and products of a recursion, without a layer between."""
 _REASONS = {
     Need.EXACT: reasons.WHOLE_NUMBER,
     Need.SIDE: reasons.WHOLE_NUMBER,
@@ -40,12 +40,15 @@ _REASONS = {
 
 
 NeedOf = tuple[Need, ValueId | None]
-"""A need, and the state whose path it follows."""
+"""A need, and the state along whose path it travels."""
 
 
 @dataclass
 class Backward:
-    """Needs of values, and their float32 ops. O(nodes + uses)."""
+    """Needs of values, and the ops to keep in float32 for them. O(nodes + uses).
+
+    `asked`: the needs of each value. `pinned`: the reason for each op in float32.
+    """
 
     facts: Facts
     asked: dict[ValueId, dict[NeedOf, Paint]] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class Backward:
                 if op.bodies:
                     self._ask_outside(value, need_of, why)
                 else:
-                    self._hand_on(op, row, value, need_of, why)
+                    self._pass_on(op, row, value, need_of, why)
         snake = op.id in snakes(self.view)
         for read, need, note, reason in self._readers.of(op, row) if not snake else ():
             words = note or f"{described(self.view, op.id)} reads {need.value}"
@@ -78,7 +81,7 @@ class Backward:
             self.pinned.setdefault(op.id, why_not)
 
     def _reads_low(self, op: Op, value: ValueId | None) -> bool:
-        """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""
+        """True if an op could read a value in the low type; sizes of Resize, for example, are always float32."""
         if op.signature is None or op.bodies:
             return False
         kept = row_of(op.kind).kept
@@ -88,7 +91,7 @@ class Backward:
     # -- needs that travel -----------------------------------------------------------------------------
 
     def _ask(self, value: ValueId | None, need: Need, why: Paint, state: ValueId | None = None) -> bool:
-        """Note a need of a value, unless the low type meets it; True if it does not."""
+        """Record a need of a value if the low type does not meet it; return True in that case."""
         if value is None or not self.facts.floats(value) or not self.unmet(need, self.facts[value]):
             return False
         asked, need_of = self.asked.setdefault(value, {}), (need, state)
@@ -102,7 +105,7 @@ class Backward:
         return True
 
     def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Paint) -> None:
-        """Hand a need across the edge of a body; a carried state has asked already, but for its first value."""
+        """Pass a need across the edge of a body; a carried state already has it, except for its first value."""
         need, state = need_of
         branch = self.view.producer(value, "If") is not None
         for source in self.facts.outside.sources(value):
@@ -141,7 +144,7 @@ class Backward:
             case Need.DIGITS | Need.PATH | Need.SLOPE:
                 return True
 
-    def _hand_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Paint) -> None:
+    def _pass_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Paint) -> None:
         self.pinned.setdefault(op.id, why)
         need, state = need_of
         if need is Need.PATH:
@@ -171,7 +174,7 @@ class Backward:
                 self._ask(operand, Need.DIGITS, float32(reasons.CANCELLATION, why.because, note))
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
-        """True if an op takes the squares of a linear transform of inputs, and nothing else reads the transform."""
+        """True if an op squares a linear transform of inputs, and nothing else reads the transform."""
         squared = self.facts.line(operand) in self.facts[value].squares
         alone = all(reader.kind == op.kind for reader in self.view.readers(operand))
         return squared and alone and self.facts[operand].transform
@@ -179,15 +182,15 @@ class Backward:
     # -- states and recursions -------------------------------------------------------------------------
 
     def _ask_of_states(self) -> None:
-        """Ask for all digits of states, in streams, in bodies, and written out, and of outputs counting places."""
+        """Record the needs of states, in streams, in bodies and written out, and of outputs with positions."""
         facts, view = self.facts, self.view
         pairs = [(out, into, "the next iteration") for out, into in view.carried]
         graph = view.model.proto.graph
         dims = {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
         for out in view.scopes[0].outputs:  # free dimensions of a state have equal names
-            own = dims.get(view.value_name(out))
-            inputs = {v for v in facts[out].moved if v != out and view.values[v].public and own is not None}
-            alike = {v for v in inputs if dims.get(view.value_name(v)) == own}
+            shape = dims.get(view.value_name(out))
+            inputs = {v for v in facts[out].moved if v != out and view.values[v].public and shape is not None}
+            alike = {v for v in inputs if dims.get(view.value_name(v)) == shape}
             nearest = self._nearest(out, alike)
             pairs += [(out, v, "the next run") for v in sorted(alike, key=lambda v: (v != nearest, v))]
         for out, into, when in pairs:
@@ -210,7 +213,7 @@ class Backward:
                 self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from positions on a grid"))
 
     def _nearest(self, out: ValueId, states: Collection[ValueId]) -> ValueId | None:
-        """Return the state that the fewest ops part from an output: that which it replaces, as a rule."""
+        """Return the state with the fewest ops between it and an output: usually the state that it replaces."""
         level, seen = [out], {out}
         while level and seen.isdisjoint(states):
             producers = filter(None, map(self.view.producer, level))
@@ -236,21 +239,21 @@ _BESIDE_ONE = {
     "Mul": (Need.DIGITS, Need.PLACE),
     **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
 }
-"""Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
+"""Needs of an op's result for which an operand must keep its distance from 1."""
 _TURNS = ("Cos", "Exp", "Sin")
-"""Functions whose products, as factors of a state, have the sum of their arguments: all its digits count. The distance
-of eˣ from 1 is about x instead."""
+"""Functions whose product, as a factor of a state, depends on the sum of their arguments: all its digits count. Near
+x = 0, the distance of eˣ from 1 is about x instead."""
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))
 
 
-# -- ops in float32 by facts alone -------------------------------------------------------------------
+# -- ops in float32 because of facts -----------------------------------------------------------------
 
 _WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
 _NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
 
 
 def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
-    """Return why facts alone keep an op in float32, by constants, range or meaning; None if they do not."""
+    """Return why constants, ranges or other facts keep an op in float32; None if they do not."""
     if op.bodies:
         return None
     read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
@@ -269,7 +272,7 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
     made = facts[op.outputs[0]] if op.outputs else NOTHING
     if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
         return _beyond(made.beyond, made)
-    sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
+    sure = row.way is not Way.PRODUCT  # a layer may bring a value back into the range
     far = next((f for f in varying if f.beyond and (sure or facts.most < f.size < INF)), None)
     if far is not None and far.beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
         return _beyond(far.beyond, far)
@@ -290,7 +293,7 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
 
 
 def _of_lost_digits(facts: Facts, op: Op, row: OpRow) -> str:
-    """Return a note if numbers of an op become subnormal or 0 in the low type; else ""."""
+    """Return a note if numbers of an op become subnormal or 0 in the low type, otherwise ""."""
     if op.kind == "ReduceProd" and facts.narrow:
         return "a product of many numbers leaves the range"
     if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:

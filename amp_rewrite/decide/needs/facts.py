@@ -1,4 +1,4 @@
-"""Facts of a value with their joins, limits of a low type, and facts of inputs and constants."""
+"""Facts of values and their joins, limits of a low type, and facts of inputs and constants."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ T = TypeVar("T")
 Values = frozenset[ValueId]
 Pairs = frozenset[Values]
 MAX_NAMED = 64
-"""The most values that a fact names: sums of more stay linear in time."""
+"""Most values in a fact, which keeps long sums linear in time."""
 
 
 def union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
-    """Return the elements of several sets, at most `MAX_NAMED`: those of small sets first, since they tell more."""
+    """Return at most `MAX_NAMED` elements of several sets, small sets first: they say more."""
     several = sorted(sets, key=len)
     together: frozenset[T] = frozenset().union(*several)
     return together if len(together) <= MAX_NAMED else frozenset(islice(dict.fromkeys(chain(*several)), MAX_NAMED))
 
 
 class Beyond(NamedTuple):
-    """Why a value leaves the range of the type, or loses itself in it. `mask`: a mask does so."""
+    """Reason for which a value leaves the range of the type, or drowns in a larger one. `mask`: a mask causes it."""
 
     note: str
     mask: bool = False
 
 
 class Misfit(NamedTuple):
-    """Fact of a value that does not fit the low type on data: the reason ("overflow" …), and what the data showed.
+    """A value too large, too small or too imprecise for the low type on data: the reason id and a note.
 
-    `inside`: it does not fit inside the op that makes the value. Readers may be low.
+    `inside`: only a number inside the op that makes the value does not fit; its readers may be low.
     """
 
     reason: str
@@ -62,100 +62,100 @@ def _largest_if_all(numbers: Sequence[float | None]) -> float | None:
 
 
 class Fact(NamedTuple):
-    """Knowledge of a value. A fact without a join is lost when values meet; one with a join passes sums and products.
+    """Facts of a value. When values meet, a field without a join is lost; one with a join passes sums and products.
 
-    `needs/arithmetic.py` sets those that an operation changes or ends.
+    `needs/arithmetic.py` sets the fields that an operation changes or ends.
     """
 
     # -- size ----------------------------------------------------------------------------------------
     low: Annotated[float, min] = -INF
     high: Annotated[float, max] = INF
-    """It lies between these."""
+    """Bounds of the value."""
     number: float | None = None
-    """Its only number, if it is constant."""
+    """The number of a constant with a single one."""
     whole: Annotated[float | None, _largest_if_all] = None
-    """It is a whole number of at most this magnitude."""
+    """The largest magnitude of a whole number; None if it is not known to be whole."""
     grows: Annotated[bool, any] = False
-    """It can outgrow what it is computed from, as a product of two values."""
+    """It can outgrow its inputs, such as a product of two values."""
     terms: Annotated[float, max] = 1.0
-    """How many terms of one sign may have been added up in it; less than 1 for what divides by such a sum."""
+    """Number of terms of one sign that may be added up in it; less than 1 after a division by such a sum."""
     beyond: Annotated[Beyond | None, _first] = None
     fill: bool = False
-    """A constant whose numbers beyond the type are one number, there to lose comparisons."""
+    """A constant with a single number beyond the type, meant to lose comparisons."""
     scaled: Annotated[Values, union] = frozenset()
-    """Fed numbers, of any size, that multiply or divide it; none that does both, as a loss scale does."""
+    """Fed numbers, of any size, that multiply or divide it, except numbers that do both, such as a loss scale."""
     small: Annotated[bool, any] = False
-    """Elements may be far smaller than what it is computed from."""
+    """Elements may be far smaller than its inputs."""
     guard: Annotated[float, min] = INF
-    """The summand or bound that keeps it from 0."""
+    """The summand or bound that keeps it away from 0."""
     near_one: Annotated[bool, any] = False
-    """Large arguments differ only in how far it is from 1."""
+    """For large arguments only its distance from 1 differs."""
     beside_one: Annotated[bool, any] = False
-    """It is 1 plus or minus something."""
+    """It is 1 plus or minus another value."""
     peak: tuple[int, ...] = ()
-    """The axes, counted from the end, of rows whose largest element is 0, or 1 after an exponential."""
+    """Axes, counted from the end, of rows with the largest element 0, or 1 after an exponential."""
     top: tuple[ValueId, tuple[int, ...]] | None = None
-    """A value and the axes of its rows of which it is the largest element."""
+    """A value and the axes of its rows, if this is the largest element of each row."""
 
     # -- origin --------------------------------------------------------------------------------------
     constant: Annotated[bool, all] = False
-    """It is computed from constants alone."""
+    """It is computed only from constants."""
     decoded: Annotated[bool, any] = False
-    """Codes stand for it, which runtimes do not decode at load time."""
+    """It is stored as codes, which runtimes do not decode at load time."""
     learned: Annotated[bool, any] = False
-    """A layer made part of it."""
+    """Part of it is the result of a layer."""
     sources: Annotated[Values, union] = frozenset()
-    """Inputs from which it is computed without a layer between, or with one, or after a transform of them."""
+    """Inputs from which it is computed, without a layer between, with one, or after a transform of them."""
     part_raw: Annotated[bool, any] = False
-    """Some of its numbers are those of inputs, beside others."""
+    """Some of its numbers are numbers of inputs."""
     levels: Annotated[Values, union] = frozenset()
-    """Inputs to which something is added, or from which it is subtracted."""
+    """Inputs to which a value is added, or from which it is subtracted."""
     placed: Annotated[bool, any] = False
-    """Such a sum, scaled or not."""
+    """It is such a sum, scaled or not."""
     nudged: Annotated[bool, any] = False
     """It is computed from an input plus a small step."""
     slope: Annotated[bool, any] = False
-    """A difference between what a step made of a layer, and what the layer is without it."""
+    """A difference between a layer's results with a small step and without it."""
     transform: Annotated[bool, all] = False
-    """It is a linear transform of inputs: products with constants, in any number, and sums of such without a bias."""
+    """It is a linear transform of inputs: products with constants, and sums of these without a bias."""
     line: Values = frozenset()
-    """The value of which it is a linear function; nothing for that value itself."""
+    """The value of which it is a linear function; empty for that value itself."""
     squares: Annotated[Pairs, union] = frozenset()
-    """Pairs of values whose elementwise products are among its summands; a single value for its square."""
+    """Pairs of values with elementwise products among its summands; a single value for its square."""
     products: Annotated[Values, union] = frozenset()
-    """Values whose other products, sums of many terms as a rule, are among its summands."""
+    """Values with other products, usually sums of many terms, among its summands."""
     negative: bool = False
-    """These summands are subtracted."""
+    """It subtracts these summands."""
     averaged: Annotated[bool, any] = False
     """It sums or averages along axes."""
     bent: bool = False
-    """A function of what a layer made."""
+    """A nonlinear function of the result of a layer."""
 
     # -- positions -----------------------------------------------------------------------------------
     grid: Annotated[float, max] = 0.0
-    """It counts in equal steps up to this magnitude."""
+    """It counts in equal steps up to this magnitude; 0 if it does not."""
     best: Annotated[float, max] = 0.0
-    """The magnitude of such a bias at the key where it is largest."""
+    """The magnitude of such a bias at the key with the largest bias."""
     hides: Annotated[bool, any] = False
-    """An input may hide some of these scores."""
+    """An input may mask some of these scores."""
     running: bool = False
-    """A triangle of ones, or the number 1/n throughout: a sum or a mean, if a product reads it."""
+    """A triangle of ones, or the number 1/n throughout: a product with it is a running sum or a mean."""
 
     # -- states and recursions -----------------------------------------------------------------------
     states: Annotated[Values, union] = frozenset()
-    """States that it carries."""
+    """States from which it is computed."""
     moved: Annotated[Values, union] = frozenset()
-    """Those of them to which something was added, or that a factor near 1 multiplied."""
+    """Those of these states to which a value was added, or that a factor near 1 multiplied."""
     steps: Annotated[int, max] = 0
-    """Small steps taken by a state so far."""
+    """Small steps of a state so far."""
     gated: int = 0
-    """Steps that it has taken if a gate multiplies it."""
+    """Steps of a state so far, if a gate multiplies it."""
     small_factor: bool = False
-    """It is a small multiple of something."""
+    """It is a small multiple of another value."""
     run: Annotated[int, max] = 0
-    """Elementwise sums and products in a row."""
+    """Consecutive elementwise sums and products."""
     depth: Annotated[int, max] = 0
-    """Layers passed."""
+    """Layers so far."""
 
     @property
     def size(self) -> float:
@@ -163,15 +163,15 @@ class Fact(NamedTuple):
 
     @property
     def raw(self) -> bool:
-        """True if inputs of the model made it, without a layer between."""
+        """True if it is computed from inputs of the model without a layer."""
         return bool(self.sources) and not self.learned
 
     def without(self, *names: str) -> Fact:
-        """Return the facts with some of them unknown."""
+        """Return the facts with some fields unknown."""
         return self._replace(**{name: self._field_defaults[name] for name in names})
 
     def unbounded(self) -> Fact:
-        """Return the facts of a value beyond the reach of a loop."""
+        """Return the facts after any number of iterations of a loop."""
         return self.without("low", "high", "whole", "peak")
 
 
@@ -184,7 +184,7 @@ _JOINS: tuple[tuple[int, Callable[[Any], Any]], ...] = tuple(
 
 
 def joined(facts: Sequence[Fact]) -> Fact:
-    """Return the facts of a value with the numbers of several values."""
+    """Return the facts of a value with numbers of several values."""
     if len(facts) < 2:
         return facts[0] if facts else NOTHING
     known: list[Any] = list(NOTHING)
@@ -195,16 +195,16 @@ def joined(facts: Sequence[Fact]) -> Fact:
 
 
 _READ = 1 << 16
-"""Elements of the largest constant that is read whole; of larger ones the magnitudes are known."""
+"""Elements of the largest constant to read; of larger ones only the magnitudes are known."""
 
 
 class Facts(dict[ValueId | None, Fact]):
-    """Facts of values, for one low type: those of inputs and constants come by themselves.
+    """Facts of values for one low type; those of inputs and constants are found on first access.
 
-    `most`, `tiny`: the largest and the smallest normal number of the type. `integers`: whole numbers up to here are
-    exact. `beside`: the largest number beside which the result of a layer is not small. `reach`: the largest bias of a
-    softmax whose spacing keeps the differences of scores. `narrow`: the range is smaller than that of float32.
-    `outside`: the walk across the edges of bodies alone.
+    `most`, `tiny`: the largest and the smallest normal number of the type. `integers`: the largest number below which
+    all whole numbers are exact. `beside`: the largest number that does not drown the result of a layer added to it.
+    `reach`: the largest bias of a softmax with a spacing fine enough for the differences of scores. `narrow`: the range
+    is smaller than that of float32. `outside`: the walk only across the edges of bodies.
     """
 
     def __init__(self, view: View, to: DType) -> None:
@@ -223,7 +223,7 @@ class Facts(dict[ValueId | None, Fact]):
         return fact
 
     def counts_far(self, value: ValueId | None) -> bool:
-        """True for a bias of scores by position with a large number at the best key of a row."""
+        """True for a position bias of scores with a large number at the best key of a row."""
         return self[value].best > self.reach
 
     def line(self, value: ValueId) -> frozenset[ValueId]:
@@ -233,7 +233,7 @@ class Facts(dict[ValueId | None, Fact]):
         return self.origins.get(value, value)
 
     def floats(self, value: ValueId | None) -> bool:
-        """True for a tensor of a floating type, or a sequence of such."""
+        """True for a tensor, or a sequence of tensors, of a floating type."""
         dtype = self.view.dtype(value)
         return dtype is not None and dtype.floating
 
@@ -248,15 +248,15 @@ class Facts(dict[ValueId | None, Fact]):
                 states = frozenset((value,)) if dtype is DType.FLOAT else frozenset()
                 fact = fact.unbounded()._replace(states=states, moved=frozenset(), transform=False)
             return fact._replace(number=None, constant=False)
-        public, own = view.values[value].public, frozenset((value,))
+        public, itself = view.values[value].public, frozenset((value,))
         low, high = range_of(dtype)
         if dtype is not None and not (dtype.floating or "FLOAT8" in dtype.name):
             whole = max(abs(low), abs(high))
-            own = own if dtype is not DType.BOOL or public else frozenset()
-            return Fact(low, high, whole=whole, sources=own, transform=public)
+            itself = itself if dtype is not DType.BOOL or public else frozenset()
+            return Fact(low, high, whole=whole, sources=itself, transform=public)
         if not public or dtype is not DType.FLOAT:
             return Fact(low, high)
-        return Fact(sources=own, levels=own, transform=True, states=own)
+        return Fact(sources=itself, levels=itself, transform=True, states=itself)
 
 
 def fact_of_constant(facts: Facts, value: ValueId) -> Fact:
@@ -318,7 +318,7 @@ def leaves(facts: Facts, low: float, high: float) -> Beyond | None:
 
 @cache
 def range_of(dtype: DType | None) -> tuple[float, float]:
-    """Return the smallest and the largest number of an integer or a code of 8 or 16 bits."""
+    """Return the smallest and the largest number of an integer or float8 type of 8 or 16 bits."""
     if dtype is DType.BOOL:
         return 0.0, 1.0
     if dtype in (None, DType.FLOAT8E8M0) or dtype.floating or not 8 <= dtype.bits <= 16:

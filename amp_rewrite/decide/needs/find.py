@@ -1,4 +1,4 @@
-"""What must stay float32 in a model, by the facts of its values and the needs of their readers."""
+"""Ops of a model that must stay float32, by the facts of their values and the needs of the readers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
 
 MAX_TERMS = 128
-"""Terms of all sums of a model that stay in float16, together: they add at most 3.5e-3 to the error of outputs."""
+"""Total terms of the sums left in float16 in a model: they add at most 3.5e-3 to the error of outputs."""
 _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
 class Unneeded(NamedTuple):
-    """Needs without a reader among those of an op, and the reason."""
+    """Needs of an op's list entry without a reader, and the reason."""
 
     needs: Collection[Need]
     because: str
@@ -41,9 +41,9 @@ class Unneeded(NamedTuple):
 class Needs:
     """Reasons for float32 in a model, and needs without a reader.
 
-    `pins`: ops that stay float32, in order, with the reason. `saturate`: values to clamp to the low
-    type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `unneeded`: ops
-    with needs that no reader of them has, and the reason. `findings`: notes for the report.
+    `pins`: ops that stay float32, in order, with the reason. `saturate`: values to clamp to the finite range of the low
+    type when they are lowered: constants when they are baked, results at their Cast. `unneeded`: ops with needs that no
+    reader has, and the reason. `findings`: notes for the report.
     """
 
     pins: Mapping[OpId, Paint] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class Needs:
 def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: bool = False) -> Needs:
     """Return the reasons for float32 in a model. O(nodes + uses); reads each float32 constant once.
 
-    `target`: the runtime, for needs of one alone, and for what its releases compute wrongly. `rescale`: ops between
-    quantizers may be low, since the quantizers get scales of the low type.
+    `target`: the runtime; it may have needs of its own, and faults of some releases. `rescale`: ops between quantizers
+    may be low, since the quantizers get scales of the low type.
     """
     facts = find_facts(view, to)
     causes = dict(Backward(facts).pinned)
@@ -84,12 +84,12 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
             note = f"the fill value {level:g} becomes {math.copysign(to.max, level):g}"
             note += f" · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
-    held = (value for reach in far_reaches(view, to) for value in reach.multiples)
-    return Needs(pins, tuple(findings), frozenset((*overflowing, *held)), dict(unneeded(facts)))
+    multiples = (value for reach in far_reaches(view, to) for value in reach.multiples)
+    return Needs(pins, tuple(findings), frozenset((*overflowing, *multiples)), dict(unneeded(facts)))
 
 
 def pins_by_data(view: View, misfits: Mapping[ValueId, Misfit]) -> Iterator[Pin]:
-    """Yield pins of the makers and readers of values beyond the low type on data. O(uses)."""
+    """Yield pins of the makers and readers of misfits. O(uses)."""
     for value, (reason, note, inside) in misfits.items():
         name, maker = view.value_name(value), view.producer(value)
         if maker is not None:
@@ -101,7 +101,7 @@ def pins_by_data(view: View, misfits: Mapping[ValueId, Misfit]) -> Iterator[Pin]
 
 
 def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
-    """Yield products and pools with a note, the longest first, until the others add up 128 terms in all."""
+    """Yield products and pools with a note, longest first, until the rest has at most 128 terms in total."""
     terms = sum_lengths(view)
     left = sum(terms.values())
     for op in sorted(terms, key=lambda op: (-terms[op], -op)):
@@ -113,23 +113,23 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
 
 
 def sum_lengths(view: View) -> Mapping[OpId, int]:
-    """Return the number of terms in each result of float32 products and global pools. O(nodes)."""
+    """Return the number of terms per result of float32 products and global pools. O(nodes)."""
     return {op.id: stated_terms(view, op, UNKNOWN_DIMENSION) for op in float32_ops(view, _SUMMING)}
 
 
-# -- needs that no reader has -------------------------------------------------------------------------
+# -- needs without a reader ---------------------------------------------------------------------------
 
 _SMALL_SUM = 8
 _FEW = 1 << 8
 _FEW_OF_MAPS = 1 << 12
-"""Terms of a mean. CUDA kernels accumulate in float32, but store the sum in the low type before they divide it, by a
-number of the low type. 256 terms of 255 fit float16, and 4096 terms of 16: feature maps that layers pool have values
-near 1, a residual stream does not."""
+"""Terms of a mean. CUDA kernels accumulate in float32, but round the sum to the low type before they divide it. In
+float16, 256 terms of 255 fit, or 4096 terms of 16: pooled feature maps have values near 1, a residual stream does
+not."""
 _POOLED_FOR = LAYERS - {"ConvTranspose"}
 
 
 def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
-    """Yield ops with needs of no reader. O(nodes), plus the copies after squares and means."""
+    """Yield ops with needs without a reader. O(nodes), plus the copies after squares and means."""
     view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
         if op.id in snakes(view):
@@ -148,7 +148,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
             continue
         terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(axes_of(view, op)) == [-1]
         if terms is None or any(len(pair) == 1 or of_rows for pair in facts[op.inputs[0]].squares):
-            continue  # of squares, or of products along the last axis, as in gradients of norms
+            continue  # sums of squares, or of products along the last axis, as in gradients of norms
         if op.kind == "ReduceSum" and terms <= _SMALL_SUM:
             yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_SMALL_SUM} numbers, like that many Adds")
         most = _FEW_OF_MAPS if kinds and kinds <= _POOLED_FOR else _FEW
@@ -159,7 +159,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
 
 
 def constant_ops(view: View) -> Iterator[Op]:
-    """Yield the ops on shapes and constants alone, as the root of a head size. O(nodes + uses)."""
+    """Yield the ops computed only from shapes and constants, such as the root of a head size. O(nodes + uses)."""
     known: set[ValueId | None] = {None, *view.constants}
     for op in view.ops:
         plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in RANDOM

@@ -1,4 +1,4 @@
-"""The forward pass: facts of all values, from inputs and constants to outputs."""
+"""Forward pass: facts of all values, from inputs and constants to outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from amp_rewrite.ir.view import Op, View, once
 
 @once
 def find_facts(view: View, to: DType) -> Facts:
-    """Return the facts of all values for a low type. O(nodes + uses), and small constants are read."""
+    """Return the facts of all values for a low type. O(nodes + uses); reads small constants."""
     facts = Facts(view, to)
     for op in view.ops:
         if op.bodies:
@@ -64,11 +64,11 @@ def _made(facts: Facts, op: Op, row: OpRow) -> Fact:
     read = [facts[value] for slot, value in enumerate(op.inputs) if slot in row.slots and value is not None]
     fact = _WAYS[row.way](facts, op, row, read) if read or not row.slots else NOTHING
     if fact.constant and not all(facts[v].constant for v in op.operands):
-        table = op.kind in _TABLES and fact.whole is None  # learned, as an embedding is
+        table = op.kind in _TABLES and fact.whole is None  # learned, like an embedding
         source = frozenset() if table else frozenset((op.operands[-1],))
         beyond = None if fact.fill else leaves(facts, fact.low, fact.high)
         fact = fact._replace(constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond)
-        if table:  # its reach is that of rare rows: data tell more
+        if table:  # its extremes are in rare rows; measured ranges say more
             fact = fact._replace(low=-INF, high=INF)
     varying = [v for v in op.operands if facts.floats(v) and not facts[v].constant]
     linear = row.way in _LINEAR and len(varying) == 1 and not row.bends
@@ -82,7 +82,7 @@ def _made(facts: Facts, op: Op, row: OpRow) -> Fact:
 
 
 def _transforms(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> bool:
-    """True if an op makes a linear transform of inputs out of others; raw values may get a constant added."""
+    """True if an op turns linear transforms of inputs into another; it may add a constant to raw values."""
     varying = [f for f in read if not f.constant]
     if row.bends or not varying or not all(f.transform for f in varying):
         return False
@@ -122,7 +122,7 @@ def _copied(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 def _selected(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     if op.kind == "Relu":
         return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
-    if op.kind == "ThresholdedRelu":  # what is below its threshold, which may exceed a peak, becomes 0
+    if op.kind == "ThresholdedRelu":  # numbers below its threshold, which may exceed a peak, become 0
         return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=())
     fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and facts.most < f.size < INF)]
     if fills:
@@ -130,7 +130,7 @@ def _selected(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         fact = joined(others or fills)
         return fact._replace(best=fact.grid, number=None)
     fact = joined(read)
-    if len([f for f in read if not f.constant]) > 1:  # a state that decays, and is raised again
+    if len([f for f in read if not f.constant]) > 1:  # a state that decays and is raised again
         fact = fact._replace(moved=union([fact.moved, *(f.states for f in read if f.run)]))
     if op.kind == "Where":
         data = max((f.size for f in read if f.constant and not f.fill and f.size < INF), default=0.0)
@@ -153,15 +153,15 @@ def _selected(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def _counted(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    own = frozenset(op.results)
+    itself = frozenset(op.results)
     if op.kind == "Range":
         constant = all(facts[v].constant for v in op.operands)
-        return Fact(whole=INF, grid=INF, best=INF, constant=constant, sources=own)
+        return Fact(whole=INF, grid=INF, best=INF, constant=constant, sources=itself)
     if op.kind in ELEMENTLESS:
         shape = shape_of(facts.view, op.inputs[0])
         sizes = [size if size is not None else FREE for size in shape] if shape is not None else [FREE]
         most = float(math.prod(sizes) if op.kind == "Size" else max(sizes, default=1))
-        return Fact(0.0, most, whole=most, sources=own)
+        return Fact(0.0, most, whole=most, sources=itself)
     if op.kind == "ConstantOfShape":
         stated = attribute(op.node, "value")
         numbers = facts.view.model.array(stated.t) if stated is not None else np.zeros(1)
@@ -205,7 +205,7 @@ def _function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
             high = 1 / least if least > 0 else INF
             beyond = leaves(facts, 0.0, high) if fact.guard < INF else None
             return kept._replace(terms=inverse(facts, fact), high=high, beyond=beyond)
-        case "Log":  # energies are far below 1, so that their logarithms are on a level
+        case "Log":  # energies are far below 1, so their logarithms share a level
             return kept._replace(placed=bool(fact.squares))
         case "Sqrt":
             return kept._replace(low=0.0, guard=math.sqrt(fact.guard))
@@ -226,7 +226,7 @@ def _of(fact: Fact, row: OpRow) -> Fact:
 
 
 def _norm(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    """Return the facts of a norm; in old opsets, the rows of a softmax go along all axes from one on."""
+    """Return the facts of a norm; in old opsets, a row of a softmax spans all axes from `axis` to the last."""
     fact = _of(read[0] if read else NOTHING, row)
     if op.kind != "Softmax":
         return fact
@@ -240,7 +240,7 @@ def _norm(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def _unknown(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    """Return the facts of an op without a row, by the largest number of a LabelEncoder."""
+    """Return the facts of an op without a row; those of a LabelEncoder by its largest number."""
     labels = op.node.attribute if op.kind == "ai.onnx.ml::LabelEncoder" else ()
     stated = [a for a in labels if a.name.startswith(("values_", "default_"))]
     numbers = [a.floats or [a.f] if not a.HasField("t") else to_array(a.t) for a in stated if not a.t.string_data]
@@ -252,10 +252,10 @@ def _unknown(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 _DOUBLE = 1000
-"""Doublings that a float holds."""
+"""Most doublings of 1 within the range of a float64."""
 _LARGEST_EXPONENT = 700
 _OF_EXPONENTIALS = 2.0**8
-"""Terms of moderate size that an exponential counts for in a sum."""
+"""Terms of moderate size to count for an exponential in a sum."""
 _TABLES = ("Gather", "com.microsoft::RelativePositionBias", "com.microsoft::TorchEmbedding")
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
 _WAYS: Mapping[Way, Callable[[Facts, Op, OpRow, list[Fact]], Fact]] = {

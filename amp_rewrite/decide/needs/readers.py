@@ -1,4 +1,4 @@
-"""Needs of an op of its inputs, for any reader of its result."""
+"""Needs of an op for its inputs, independent of the readers of its result."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 TERM = 32
-"""The size that a term of a sum may have."""
+"""Assumed size of a term in a sum."""
 _FEW = 1 << 14
-"""Weights that are summed up to see whether they are zero in sum."""
+"""Most weights to add up in a test for a sum of zero."""
 _BALANCE = 1e-4
 _NEIGHBOURS = 64
 _DIFFERENCE = "a difference of squares and products, much smaller than these"
 _LEVEL = "its weights sum to zero: it takes the difference of values on one level"
 _INVERSES = ("Pow", "Reciprocal")
-"""Ops that divide by their first input, a power by its exponent."""
+"""Ops to divide by their first input, a power depending on its exponent."""
 _DOWN = 2.0**-5
-"""A factor that scales large numbers down to what a reader expects."""
+"""Factors below this scale large numbers down for their reader."""
 
 
 class Asked(NamedTuple):
-    """A need of an input, with a reason and a note beyond those of the need."""
+    """A need of an input, with a reason and a note in place of those of the need."""
 
     value: ValueId | None
     need: Need
@@ -46,17 +46,16 @@ class Asked(NamedTuple):
 
 @dataclass
 class Readers:
-    """Needs of ops of their inputs.
+    """Needs of ops for their inputs.
 
-    `shared`: values that both sides of a difference read, or numbers picked from them: their own rounding does not
-    show in it.
+    `shared`: values read by both sides of a difference, and numbers picked from them: their own rounding cancels.
     """
 
     facts: Facts
     shared: set[ValueId] = field(default_factory=set)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
-        """Yield the needs of an op of its inputs, for any reader of its result."""
+        """Yield the needs of an op for its inputs, independent of the readers of its result."""
         facts = [self.facts[v] for v in op.inputs]
         sign = op.kind in ("NonZero", "Sign") or any(f.constant and f.number == 0 for f in facts)
         sign &= not any(f.moved for f in facts)
@@ -90,7 +89,7 @@ class Readers:
             if beyond is not None:
                 yield Asked(op.inputs[0], Need.DIGITS, beyond.note, reasons.CONSTANT_RANGE)
         elif op.kind == "Pow":
-            if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
+            if facts[1].constant and -INF < facts[1].low < 1:  # perhaps one root per channel
                 yield Asked(op.inputs[0], Need.TINY)
             elif facts[1].constant and facts[1].low > 1 / _DOWN:
                 yield Asked(op.inputs[0], Need.FACTOR)
@@ -120,12 +119,12 @@ class Readers:
             yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
     def _leveled(self, fact: Fact, other: Fact) -> bool:
-        """True for a sum with an input brought near 0 by a constant of a large magnitude throughout."""
+        """True for a sum of inputs near 0 after a constant of large magnitude is added."""
         level = max(other.low, -other.high) if other.constant else 0.0
         return level > self.facts.reach and fact.learned and bool(fact.levels)
 
     def _balanced(self, op: Op) -> ValueId | None:
-        """Return the input of a product with weights of the sum 0: they take its level away; None for others."""
+        """Return the input of a product by weights with the sum 0 and so without its level; None for others."""
         for slot in (1, 0) if op.kind in PRODUCTS else (1,):
             value, other = op.inputs[slot], op.inputs[1 - slot]
             fact = self.facts[other]
@@ -167,9 +166,9 @@ class Readers:
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
     def _counts(self, op: Op) -> bool:
-        """True if a quotient is by a number of elements: computed from a shape, or the only number of an input.
+        """True if an op divides by a number of elements: computed from a shape, or fed as an input of one element.
 
-        A number that multiplies the dividend before, as a loss scale does, does not count.
+        A number that first multiplies the dividend, such as a loss scale, does not count.
         """
         value, view = op.inputs[1], self.facts.view
         if value is None or self.facts[value].constant:
@@ -192,17 +191,17 @@ def _after(view: View, source: ValueId) -> set[OpId]:
 
 @once
 def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> bool:
-    """True for a few weights with the sum 0 along axes; without axes, for filters of which half have the sum 0."""
+    """True for few weights with the sum 0 along the axes; without axes, for filters if half of them have the sum 0."""
     source = origin(view, value, first_input_of(("Cast", "Identity"))) if value is not None else None
     weights = view.array(source, _FEW)
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
         return False
-    needed = 1.0 if axes else 0.5  # of a bank of filters one half may be averages, as in a wavelet
+    needed = 1.0 if axes else 0.5  # half of a filter bank may be averages, as in a wavelet
     axes = axes or tuple(range(1, weights.ndim))
     with np.errstate(invalid="ignore"):  # infinities of both signs, signalling NaN
         numbers = weights.astype(np.float64)
         sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
-    few = np.count_nonzero(numbers) <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
+    few = np.count_nonzero(numbers) <= _NEIGHBOURS * sums.size  # more are usually waves, which also add up to 0
     zero = np.count_nonzero((sums <= _BALANCE * sizes)[sizes > 0])
     return bool(few and zero and zero >= needed * np.count_nonzero(sizes))
 
