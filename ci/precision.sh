@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks the models of a repository against a commit, for the action of GitHub and the template of GitLab.
+# Checks the models of a repository against a commit, for the GitHub action and the GitLab template.
 #
-# From the environment: MODELS (pathspecs of git), BASE (a commit), FAIL_ON, EXPECT (a line for each expectation),
-# PAGES (a folder for pages).
-# For an intended change, `amp-rewrite gate --accept --base BASE MODEL` writes MODEL.accepted.json; commit it. The output
-# names the whole command.
-# Exit code: 0 nothing that counts differs, 1 something does, 2 a model or the base cannot be read.
+# Environment variables: MODELS (git pathspecs), BASE (a commit), FAIL_ON, EXPECT (one expectation per line), PAGES (a
+# folder for HTML pages).
+# For an intended change, `amp-rewrite gate --accept --base BASE MODEL` writes MODEL.accepted.json; commit it. The
+# output shows the whole command.
+# Exit codes: 0 no difference in FAIL_ON, 1 a difference or a failed expectation, 2 a model or the base is unreadable.
 set -euo pipefail
 
 read -ra patterns <<< "${MODELS:-*.onnx}"
@@ -17,7 +17,7 @@ if [ "${#models[@]}" -eq 0 ]; then
 fi
 
 base="${BASE:-HEAD^}"
-if [[ "$base" =~ ^0+$ ]]; then base=HEAD; fi # the first push of a branch has no commit before it
+if [[ "$base" =~ ^0+$ ]]; then base=HEAD; fi # the first push of a branch has no previous commit
 if ! git rev-parse --verify --quiet "$base^{commit}" > /dev/null; then
   git fetch --quiet --depth=1 origin "${base%^}" || true
   if [ "$base" = "HEAD^" ]; then git fetch --quiet --deepen=1 || true; fi

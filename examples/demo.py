@@ -43,7 +43,7 @@ HARD = {
     "vae_decoder": "VAE decoder, activations of 100 000",
     "large_logits": "classifier, logits of 90 000",
     "offset_norm": "instance norm of 3000 ± 0.5",
-    "masked_rows": "attention, a row all masked",
+    "masked_rows": "attention with a fully masked row",
     "far_rotary": "rotary positions up to 8191",
 }
 DIGITS = {"digits_mlp": "MLP", "digits_cnn": "CNN", "digits_vit": "vision transformer"}
