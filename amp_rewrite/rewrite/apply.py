@@ -24,8 +24,8 @@ from amp_rewrite.rewrite.builder import declared, new_cast, new_constant, new_no
 def apply(view: View, plan: Plan) -> Model:
     """Return a new model with the plan applied; the view's own model is not changed.
 
-    Makes one walk over the graph. Whatever the plan does not name is preserved: node order, names, value_info,
-    metadata, training_info, functions, sparse initializers, quantization annotations.
+    The graph is walked once. Everything else is preserved: node order, names, value_info, metadata, training_info,
+    functions, sparse initializers, quantization annotations.
 
     Args:
         view: the index of the model.
@@ -42,7 +42,7 @@ def apply(view: View, plan: Plan) -> Model:
 
 
 def import_standard(proto: ModelProto) -> None:
-    """Import an ai.onnx opset for the Casts if the model has none, such as one with only ai.onnx.ml ops."""
+    """Import an ai.onnx opset for the Casts if the model imports none, e.g. because its ops are from ai.onnx.ml."""
     if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
@@ -115,9 +115,9 @@ class _Writer:
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _separated(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield a Transpose between Reshapes that add and remove a trailing dimension of 1, and move no data.
+        """Yield a Transpose between two Reshapes: one appends a dimension of 1, the other removes it.
 
-        Runtimes keep them, whereas they remove a Reshape to the same shape.
+        The Reshapes do not move data. Runtimes keep them, but would remove a Reshape to the same shape.
         """
         source, result = node.input[0], node.output[0]
         rank = len(ints_attribute(node, "perm"))
@@ -178,25 +178,25 @@ class _Writer:
     # -- initializers, declarations ------------------------------------------------------------------
 
     def _initializers(self, graph: GraphProto, values: Sequence[Value]) -> None:
-        low = {v.name: self.bakes[v.id] for v in values if v.role is Role.INITIALIZER and v.id in self.bakes}
+        bakes = {v.name: self.bakes[v.id] for v in values if v.role is Role.INITIALIZER and v.id in self.bakes}
         defaults = {v.name: self.plan.io[v.id] for v in values if v.overridable and v.id in self.plan.io}
-        if not low and not defaults:
+        if not bakes and not defaults:
             return
-        kept: list[TensorProto] = []
-        listed = {v.name for v in graph.input}
+        tensors: list[TensorProto] = []
+        input_names = {v.name for v in graph.input}
         for tensor in graph.initializer:
-            bake = low.get(tensor.name)
+            bake = bakes.get(tensor.name)
             if tensor.name in defaults:
-                kept.append(baked(tensor, defaults[tensor.name], model=self.view.model))
+                tensors.append(baked(tensor, defaults[tensor.name], model=self.view.model))
             elif bake is None or bake.keeps_original:
-                kept.append(tensor)
+                tensors.append(tensor)
             if bake is not None:
-                kept.append(baked(tensor, bake.to, name=bake.name, model=self.view.model))
-                if tensor.name in listed and bake.keeps_original:  # IR 3 lists every initializer as an input
+                tensors.append(baked(tensor, bake.to, name=bake.name, model=self.view.model))
+                if tensor.name in input_names and bake.keeps_original:  # IR 3 lists every initializer as an input
                     graph.input.append(declared(bake.name, bake.to, tensor.dims))
-        refill(graph, "initializer", kept)
+        refill(graph, "initializer", tensors)
         for formal in graph.input:
-            bake = low.get(formal.name)
+            bake = bakes.get(formal.name)
             if bake is not None and not bake.keeps_original:
                 set_element_type(formal.type, bake.to)
 
@@ -214,28 +214,28 @@ class _Writer:
                 set_element_type(formal.type, self.plan.io[value.id])
         if scope.parent is not None and any(info.name not in by_name for info in graph.value_info):
             by_name = {**self._visible(scope.parent), **by_name}
-        gone = {o for op in self.plan.drop for o in self.view.ops[op].outputs}
-        listed: list[ValueInfoProto] = []
+        dropped = {o for op in self.plan.drop for o in self.view.ops[op].outputs}
+        infos: list[ValueInfoProto] = []
         for info in graph.value_info:
             value = by_name.get(info.name)
-            if value is not None and value.id in gone:
+            if value is not None and value.id in dropped:
                 continue
             if value is not None and value.id not in self.plan.rename and (dtype := self._declared(value)):
                 set_element_type(info.type, dtype)
-            listed.append(info)
+            infos.append(info)
         for value in values:
-            if value.id in gone:
+            if value.id in dropped:
                 continue
             if value.name in types:
-                listed.extend(self._new_infos(value, types))
+                infos.extend(self._new_infos(value, types))
             elif value.id in self.unknown_results and (dtype := self.view.tensor_dtype(value.id)) is not None:
-                # The type was inferred from the readers, which may read a Cast now.
-                listed.append(declared(value.name, dtype, None))
-        refill(graph, "value_info", listed)
+                # The type was inferred from the readers, which may now read a Cast.
+                infos.append(declared(value.name, dtype, None))
+        refill(graph, "value_info", infos)
 
     def _visible(self, scope: ScopeId) -> dict[str, Value]:
-        own, outer = {v.name: v for v in self.view.values_of[scope]}, self.view.scopes[scope].parent
-        return {**self._visible(outer), **own} if outer is not None else own
+        local, outer = {v.name: v for v in self.view.values_of[scope]}, self.view.scopes[scope].parent
+        return {**self._visible(outer), **local} if outer is not None else local
 
     def _declared(self, value: Value) -> DType | None:
         return self.retyped.get(value.id) or self.view.dtype(value.id)

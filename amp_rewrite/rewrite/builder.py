@@ -1,4 +1,4 @@
-"""New nodes, and the nodes around a replaced op."""
+"""Construction of nodes, including the nodes around a replaced op."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def set_attribute(node: NodeProto, name: str, value: Any = None) -> None:
 
 
 def new_cast(source: str, result: str, to: DType, *, name: str = "", opset: int = FIRST_CAST_BY_CODE) -> NodeProto:
-    """Return a Cast in a tenth of the time of make_node: a large model can need as many Casts as it has nodes."""
+    """Return a Cast, ten times faster than make_node does: a large model may need as many Casts as it has nodes."""
     cast: NodeProto = NodeProto.FromString(_nameless_cast(to, opset < FIRST_CAST_BY_CODE))
     if name:
         cast.name = name
@@ -64,7 +64,7 @@ class NewNodes:
     """Nodes before and after a replaced op, and their constants.
 
     Equal nodes and constants get the same name in all replacements of a view, and are written once; different ones
-    with the same stem get names of their own. `typed`: names of the nodes before end with their op type.
+    with the same stem get different names. `typed`: the names of nodes before the op end with their op type.
     """
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:

@@ -29,7 +29,7 @@ from amp_rewrite.ir.view import ScopeId, View
 
 
 def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding, ...]:
-    """Check the result with onnx and against the plan; return what could not be checked.
+    """Check the result with onnx and against the plan; return findings about unchecked parts.
 
     Raises:
         ModelError: the source was already invalid.
@@ -60,26 +60,26 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 
 
 def misdeclared_output(view: View) -> str | None:
-    """Describe an output declared with the wrong type; onnx trusts the declaration behind unknown ops."""
+    """Describe an output declared with the wrong type; onnx trusts the declaration after unknown ops."""
     for formal, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
         types = {type_of_proto(formal.type), view.types[value]}
         if None not in types and len(types) > 1:
             name = repr(formal.name)
-            return f"the model is invalid: output {name} is declared as another type than it has; export it again"
+            return f"the model is invalid: output {name} is declared with the wrong type; export it again"
     return None
 
 
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
-        return (Finding("unchecked", "shapes", f"not checked: onnx infers nothing of a Cast of opset {opset}"),)
-    own_fault, _ = examine(source)
-    if own_fault is None:
+        return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer a Cast at opset {opset}"),)
+    cause, _ = examine(source)
+    if cause is None:
         raise ConversionError(
             f"the converted model is invalid, and nothing was written: {one_line(fault)}; please report this"
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
-        raise ModelError(f"the model is invalid: {one_line(own_fault)}")
-    return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the model's own: {one_line(own_fault)}"),)
+        raise ModelError(f"the model is invalid: {one_line(cause)}")
+    return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer those of the source: {one_line(cause)}"),)
 
 
 _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError
@@ -99,14 +99,14 @@ def examine(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     Operators of ai.onnx that onnx does not accept are moved to another domain, which onnx does not check.
     """
     skeleton = model.skeleton()
-    outcome = fault, _ = _passed(skeleton)
+    outcome = fault, _ = _run_checks(skeleton)
     if isinstance(fault, onnx.checker.ValidationError):
         _move_unaccepted(skeleton)
-        return _passed(skeleton)
+        return _run_checks(skeleton)
     return outcome
 
 
-def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProto]:
+def _run_checks(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     serialized = skeleton.SerializeToString()  # once for both checks
     try:
         onnx.checker.check_model(serialized)
@@ -144,7 +144,7 @@ _Planned = Mapping[ScopeId, Mapping[str, DType]]
 _Types = Mapping[ScopeId, Mapping[str, DType | None]]
 """Types of values by scope, then name. The converted model has the scopes of its source, in the same order.
 
-None: the type was known only from the readers, which read Casts now.
+None: the type was known only from the readers, which now read Casts.
 """
 
 

@@ -28,16 +28,16 @@ from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import CONSTANT, Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
-"""The moves that attention recognition traces through."""
+"""Moves traced by attention recognition."""
 _EVALUATED = frozenset(
     (CARRIERS.keys() | BROADCASTS | SAME_SHAPE | ELEMENTLESS | {"ConstantOfShape", "EyeLike", "OneHot", "Range"})
     - UNREPEATABLE
     - SCATTERS
 )
-"""Ops that are cheap per element; onnx's reference runs windows, cells and scatters in Python loops."""
+"""Ops with a low cost per element; onnx's reference runs windows, cells and scatters in Python loops."""
 _MAX_OPS = 64
-_MAX_ELEMENTS = 1 << 24  # of a constant that is read
-_MAX_FLAGS = 1 << 28  # of a constant mask, which is cut to one batch if all batches are equal
+_MAX_ELEMENTS = 1 << 24  # of a constant to read
+_MAX_FLAGS = 1 << 28  # of a constant mask, cut to one batch if all batches are equal
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
@@ -64,7 +64,7 @@ def numbers(view: View, value: ValueId) -> Array | None:
 def _evaluated(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a value computed from constants.
 
-    None if that takes more than 64 ops, an op that is not cheap to evaluate, or a large weight.
+    None if this takes more than 64 ops, an expensive op, or a large weight.
     """
     ops, leaves, pending = set[OpId](), set[ValueId](), [value]
     while pending:
@@ -104,18 +104,18 @@ _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each float32 value computed from constants, unless only other such values read it.
 
-    This folds only what every machine computes to the bit: copies, conversions and correctly rounded arithmetic. It
-    folds only small values, since a large one is a weight and stays in its file. Ops with other readers stay. O(nodes).
+    Only operations with the same bits on every machine are folded: copies, conversions and correctly rounded
+    arithmetic. Large values are weights, which stay in their files. Ops with other readers stay. O(nodes).
     """
-    known = _folded_values(view)
+    folded = _folded_values(view)
     for op in view.ops:
         result = op.outputs[0] if len(op.outputs) == 1 else None
-        if result is None or result not in known or view.dtype(result) is not DType.FLOAT:
+        if result is None or result not in folded or view.dtype(result) is not DType.FLOAT:
             continue
-        intermediate = all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
-        if (intermediate and result not in view.yielded) or not _worth_folding(view, op, known):
+        intermediate = all(folded.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
+        if (intermediate and result not in view.yielded) or not _worth_folding(view, op, folded):
             continue
-        tensor = from_array(known[result])
+        tensor = from_array(folded[result])
         node = new_node("Constant", [], op.node.output[0], op.node.name, value=tensor)
         yield Replacement(CONSTANT, (op.id,), op.id, node)
 
@@ -123,18 +123,18 @@ def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
 _ARITHMETIC = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
-def _worth_folding(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
+def _worth_folding(view: View, op: Op, folded: Mapping[ValueId, Array]) -> bool:
     """True if folding saves arithmetic; a merely reshaped weight would be stored twice."""
 
     def before(op_id: OpId) -> Iterator[OpId]:
-        read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)
+        read = (v for v in view.ops[op_id].operands if v in folded and view.dtype(v) is DType.FLOAT)
         return (producer.id for v in read if (producer := view.producer(v)) is not None)
 
     return any(view.ops[step].kind in _ARITHMETIC for step in reach((op.id,), before))
 
 
 def _folded_values(view: View) -> Mapping[ValueId, Array]:
-    known: dict[ValueId, Array] = {}
+    folded: dict[ValueId, Array] = {}
     for op in view.ops:
         if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
             continue
@@ -145,14 +145,14 @@ def _folded_values(view: View) -> Mapping[ValueId, Array]:
         if op.kind == "Shape":  # the shape of a constant is known without its values
             if (tensor := view.constant(op.inputs[0])) is not None:
                 start, end = int_attribute(op.node, "start", 0), int_attribute(op.node, "end", len(tensor.dims))
-                known[result] = np.array(tensor.dims[start:end], np.int64)
+                folded[result] = np.array(tensor.dims[start:end], np.int64)
             continue
         values = op.operands
-        if any(value not in known and value not in view.constants for value in values):
+        if any(value not in folded and value not in view.constants for value in values):
             continue
         if dtype is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
             continue  # such as a Cast to integers, whose saturation depends on the machine
-        arrays = (known[v] if v in known else view.array(v, LARGEST) for v in values if view.dtype(v) in _TYPES)
+        arrays = (folded[v] if v in folded else view.array(v, LARGEST) for v in values if view.dtype(v) in _TYPES)
         operands = [array for array in arrays if array is not None]
         if len(operands) < len(values):
             continue
@@ -162,5 +162,5 @@ def _folded_values(view: View) -> Mapping[ValueId, Array]:
             continue
         # NaNs have several encodings, and a division by zero is left to the runtime.
         if dtype is not DType.FLOAT or bool(np.isfinite(results[0]).all()):
-            known[result] = results[0]
-    return known
+            folded[result] = results[0]
+    return folded

@@ -36,7 +36,7 @@ def conv(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 def instance_norm(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
     """InstanceNormalization of several samples: statistics in float32, then each step rounded.
 
-    With one sample, the kernel is that of a batch norm, in float32. An unknown number of samples is tested at run time.
+    For a single sample, onnxruntime runs its batch norm kernel, in float32. An unknown number is tested at run time.
     """
     shape = site.shape(0)
     if shape is None or len(shape) < 3 or shape[0] == 1:
@@ -108,7 +108,7 @@ def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
     """ReduceSum and ReduceMean over leading or trailing axes: a rounded sum, divided by a rounded count for a mean.
 
     Over leading axes, the sums of blocks of rows are added in the low type. The device adds them in the order in which
-    blocks finish; this adds the last block first. Over other axes, a library sums in float32.
+    blocks finish; this recipe adds the last block first. Over other axes, a library sums in float32.
     """
     shape, axes = site.shape(0), _reduced_axes(site)
     if shape is None or not axes:
@@ -126,7 +126,7 @@ def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
     if blocks == 1:
         total = b.rounded(unrounded)
     else:
-        assert rows is not None, "a grid of blocks is that of a known number of rows"
+        assert rows is not None, "several blocks are only used for a known number of rows"
         total = b.op("Reshape", _blockwise_sum(b, site, rows, blocks, height), b.op("Shape", unrounded))
     if not mean:
         return [total]
@@ -154,9 +154,9 @@ def _power_above(number: int) -> int:
 
 
 def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int, height: int) -> str:
-    """Append a sum over leading axes: rows go to blocks in turn; float32 sums of blocks are added in the low type."""
-    turned = b.op("Transpose", b.reshaped(site.input(0), [rows, -1]), perm=[1, 0])
-    parts = b.reshaped(b.zero_padded(turned, rows, blocks * height), [0, -1, blocks, height])
+    """Append a sum over leading axes: rows go to blocks in turn; the blocks' float32 sums are added in the low type."""
+    transposed = b.op("Transpose", b.reshaped(site.input(0), [rows, -1]), perm=[1, 0])
+    parts = b.reshaped(b.zero_padded(transposed, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
     backward = b.op("Gather", sums, b.ints(range(blocks)[::-1]), axis=1)
     start = b.zeros(b.op("Shape", b.slice(sums, 0, 1, 1)))
@@ -179,7 +179,7 @@ def softplus(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
 
 
 def hard_swish(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
-    """HardSwish: x times x / 6 + 0.5 clipped to 0 and 1, with a division for the slope."""
+    """HardSwish: x times (x / 6 + 0.5) clipped to [0, 1], with a division for the slope."""
     x, one, zero = site.input(0), b.number(1.0), b.number(0.0)
     line = b.low("Add", b.low("Div", x, b.number(6.0)), b.number(0.5))
     return [b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))]
@@ -192,7 +192,7 @@ def elu(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
     return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
 
 
-# -- recurrent cells as cuDNN computes them: products round after 16 terms, and each step rounds -----------
+# -- recurrent cells as in cuDNN: products are rounded after every 16 terms, and so is each step -------------
 
 _TERMS = 16
 """Terms that a tensor core sums before it rounds."""
@@ -204,14 +204,14 @@ _NEUTRAL: Mapping[str, object] = {
     "activation_alpha": [],
     "activation_beta": [],
 }
-"""Attributes that the arithmetic does not cover, with the values at which they have no effect."""
+"""Unsupported attributes, with the values at which they have no effect."""
 
 
 Formula = Callable[[RoundingBuilder, Sequence[Sequence[str]], Sequence[str]], list[str]]
 """Appends a step of a cell and returns its next states, the output first.
 
-Its arguments are the builder; for each gate the products with the input and with the state, and the biases of both;
-and the states.
+Its arguments are the builder, the terms of each gate and the states. The terms are the products with the input and with
+the state, and a bias for each.
 """
 
 
@@ -244,7 +244,7 @@ def _lstm(b: RoundingBuilder, gates: Sequence[Sequence[str]], states: Sequence[s
 
 
 def _gru(b: RoundingBuilder, gates: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:
-    """GRU with gates in the order z, r, h; the reset applies after the product."""
+    """Append a step with gates in the order z, r, h, and the reset after the product."""
     z, r = (_sigmoid(b, b.total(*gate)) for gate in gates[:2])
     outer, inner, outer_bias, inner_bias = gates[2]
     inner, outer = b.total(inner, inner_bias), b.total(outer, outer_bias)
@@ -260,7 +260,7 @@ _CELLS = {
 
 
 def recurrent_layer(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """LSTM, RNN, and GRU with the reset after the product; with default activations and without lengths."""
+    """LSTM, RNN, and GRU with the reset after the product; only default activations, and no lengths."""
     weights, recurrence, cell = site.static(1), site.static(2), _CELLS[site.op.op_type]
     unsupported_inputs = any(site.input(slot) for slot in (_LENGTHS, _PEEPHOLES))
     attributes = site.attributes()
@@ -281,16 +281,16 @@ def _stacked(b: RoundingBuilder, parts: Sequence[str], axis: int) -> str:
 
 
 def _direction(b: RoundingBuilder, site: EmulatedOp, index: int, width: int, hidden: int) -> list[str]:
-    """Append the Scan over one direction; return the outputs of all steps, then the last states."""
+    """Append the Scan of one direction; return the outputs of all steps, then the last states."""
     cell, x = _CELLS[site.op.op_type], site.input(0)
     size, index_constant = cell.gates * hidden, b.constant(np.array(index, np.int64))
     steps, batch = (b.slice(b.op("Shape", x), axis, 1, 0) for axis in range(2))
-    states_in = [site.input(slot) for slot in range(_INITIAL_STATES + cell.states)]
-    weights = ["", *(b.op("Gather", name, index_constant, axis=0) if name else "" for name in states_in[1:])]
-    product = _product(b, b.reshaped(x, [-1, width]), width, _blocks(b, weights[1], width, size), size)
+    inputs = [site.input(slot) for slot in range(_INITIAL_STATES + cell.states)]
+    slices = ["", *(b.op("Gather", name, index_constant, axis=0) if name else "" for name in inputs[1:])]
+    product = _product(b, b.reshaped(x, [-1, width]), width, _blocks(b, slices[1], width, size), size)
     outer = b.op("Reshape", product, b.op("Concat", steps, batch, b.ints([size]), axis=0))
-    recurrence = _blocks(b, weights[2], hidden, size)
-    biases = [b.slice(weights[3], i * hidden, hidden, 0) if weights[3] else "" for i in range(2 * cell.gates)]
+    recurrence = _blocks(b, slices[2], hidden, size)
+    biases = [b.slice(slices[3], i * hidden, hidden, 0) if slices[3] else "" for i in range(2 * cell.gates)]
 
     def step(body: RoundingBuilder, states: list[str], parts: list[str]) -> list[str]:
         inner = _product(body, states[0], hidden, recurrence, size)
@@ -302,7 +302,7 @@ def _direction(b: RoundingBuilder, site: EmulatedOp, index: int, width: int, hid
         return [*updated, updated[0]]
 
     backward = site.attributes().get("direction") == b"reverse" or index == 1
-    initial = [state or b.zeros(batch, b.ints([hidden])) for state in weights[_INITIAL_STATES:]]
+    initial = [state or b.zeros(batch, b.ints([hidden])) for state in slices[_INITIAL_STATES:]]
     *last, sequence = b.scan(initial, [(outer, 0)], step, 2, backward=backward)
     return [sequence, *last]
 

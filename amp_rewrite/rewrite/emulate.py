@@ -35,7 +35,7 @@ _KEPT_TYPES = {
     "same": frozenset({DType.FLOAT16, DType.BFLOAT16}),
     "float32": frozenset[DType](),
 }
-# Norms of onnxruntime that add a skip first, and the input that is a bias of the sum; the norm itself is float32.
+# onnxruntime's norms of a sum, and the slot of the sum's bias; the norm itself computes in float32.
 _SUMMED_INPUTS = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
 
@@ -52,10 +52,10 @@ def emulate(
     assumed to have values of the low type. Local functions are inlined, and training_info is dropped. Names, order and
     shapes of inputs and outputs stay the same.
 
-    Without `rounding` this returns the *widened* twin, which computes what the model would compute if its low types
-    were float32. Its weights keep their stored values, inputs are not rounded, and Casts between float32 and low types
-    become Identity. With io="float32" it has no Cast to a low type except around ops without a float32 kernel. It is
-    the float32 reference of a model that is already in half precision.
+    Without `rounding` this returns the *widened* twin, which computes as if the low types of the model were float32.
+    Its weights keep their stored values, inputs are not rounded, and Casts between float32 and low types become
+    Identity. With io="float32", Casts to a low type remain only around ops without a float32 kernel. Use it as the
+    float32 reference of a model that is already in half precision.
 
     Each op computes in float32 internally, and its result is rounded once, as in most CUDA kernels. Ops whose CUDA
     kernel rounds float16 in between are expanded: Conv with a bias, means, CumSum, InstanceNormalization, LSTM … An op
@@ -100,17 +100,17 @@ def in_float32(model: Model, types: Collection[DType], edges: Collection[str] = 
 
 def _twin(
     source: Model,
-    kept: frozenset[DType],
+    kept_types: frozenset[DType],
     rounding: bool,
     edges: Collection[str] = (),
     types: frozenset[DType] = frozenset(LOW_TYPES),
 ) -> Model:
     check_imports(source.proto)
-    # Different calls of a local function may have different types.
+    # Inlined, because the calls of a local function may differ in their types.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, types, kept, rounding, edges).graph(proto.graph, view.scopes[MAIN])
+    _Twin(view, types, kept_types, rounding, edges).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
@@ -118,11 +118,12 @@ def _twin(
 class _Twin:
     """Rewrites a copy of the model in one walk; `types`, called low here, become float32.
 
-    `names`: the names of float32 twins that differ from those of their values.
+    `low_edges`: inputs and outputs that keep their low type. `names`: the names of float32 twins that differ from those
+    of their values.
     """
 
     def __init__(
-        self, view: View, types: frozenset[DType], kept: frozenset[DType], rounding: bool, edges: Collection[str]
+        self, view: View, types: frozenset[DType], kept_types: frozenset[DType], rounding: bool, edges: Collection[str]
     ) -> None:
         self.view = view
         self.types = types
@@ -131,11 +132,11 @@ class _Twin:
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
         self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else CUDA_ONLY
         main = view.scopes[MAIN]
-        self.fed = frozenset(filter(self._low_tensor, main.inputs))
-        results = frozenset(filter(self._low_tensor, main.outputs))
-        ends = (v for v in self.fed | results if view.value_name(v) not in edges)
-        self.kept = frozenset(v for v in ends if view.dtype(v) in kept)
-        separate = sorted(self.kept | self.fed if rounding else self.kept)
+        self.low_inputs = frozenset(filter(self._low_tensor, main.inputs))
+        low_outputs = frozenset(filter(self._low_tensor, main.outputs))
+        ends = (v for v in self.low_inputs | low_outputs if view.value_name(v) not in edges)
+        self.low_edges = frozenset(v for v in ends if view.dtype(v) in kept_types)
+        separate = sorted(self.low_edges | self.low_inputs if rounding else self.low_edges)
         self.names = {v: claimed(f"{view.value_name(v)}_float32", self.taken) for v in separate}
 
     # -- values --------------------------------------------------------------------------------------
@@ -171,20 +172,20 @@ class _Twin:
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Turn a copied graph into its twin, in place; `scope` is the index of the original."""
         nodes: list[NodeProto] = []
-        for value in sorted(self.fed) if scope.id == MAIN else ():
+        for value in sorted(self.low_inputs) if scope.id == MAIN else ():
             name = self.view.value_name(value)
-            if value in self.kept:
+            if value in self.low_edges:
                 nodes.append(self._cast(name, self._name(value), DType.FLOAT))
             elif self.rounding:
                 nodes.extend(self._rounded(name, value))
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
-        for value in sorted(self.kept - self.fed) if scope.id == MAIN else ():
+        for value in sorted(self.low_edges - self.low_inputs) if scope.id == MAIN else ():
             nodes.append(self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT))
         self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
-        kept_names = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
+        low_names = {self.view.value_name(v) for v in self.low_edges} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
-            if formal.name not in kept_names:
+            if formal.name not in low_names:
                 self._widen_type(formal.type)
         refill(graph, "node", nodes)
 
@@ -192,10 +193,10 @@ class _Twin:
         widened = list[TensorProto]()
         for tensor in graph.initializer:
             value = values[tensor.name]
-            if value.id in self.fed & self.kept or not self._low(value.id):
+            if value.id in self.low_inputs & self.low_edges or not self._low(value.id):
                 widened.append(tensor)
             else:
-                name = tensor.name if value.id in self.fed else self._name(value.id)
+                name = tensor.name if value.id in self.low_inputs else self._name(value.id)
                 widened.append(baked(tensor, DType.FLOAT, name=name, model=self.view.model))
         refill(graph, "initializer", widened)
         for sparse in graph.sparse_initializer:

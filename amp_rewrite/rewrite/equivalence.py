@@ -30,10 +30,10 @@ from amp_rewrite.rewrite.replacement import Replacement
 UNIT = 2.0**-24
 """The unit roundoff of float32 (IEEE 754-2019, table 3.5: 24 digits, to nearest)."""
 ROUNDINGS = 4
-"""Most constants rounded to float32 in any formula: √2, √(2/π), 0.044715 and one factor. An error of UNIT in one of
+"""The most constants rounded to float32 in one formula: √2, √(2/π), 0.044715 and one factor. An error of UNIT in one of
 them changes the result by at most UNIT of its magnitude."""
 SPREADS = (1.0, 1e-3, 30.0)
-"""Standard deviations of random inputs: common ones, so small that an epsilon dominates, and large ones."""
+"""Standard deviations of random inputs: typical, small enough for an epsilon to dominate, and large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def difference(
     the nodes' result.
     """
     if not trials:
-        return "it cannot be tried: it has too many axes, or attributes that do not fit"
+        return "it cannot be tried: it has too many axes, or attributes that do not match its operands"
     read_values = {view.value_name(v): v for op in sorted(ops) for v in view.ops[op].operands}
     constants = {
         name: as_float64(array)
@@ -131,13 +131,13 @@ def mismatch(
         bound = ROUNDINGS * UNIT * (float(np.abs(expected).max(initial=0)) if magnitude is None else magnitude)
         if not bool((np.abs(expected - actual) <= bound).all()):  # false for NaN
             worst = float(np.abs(expected - actual).max())
-            amount = f"{worst:.1e}" if math.isfinite(worst) else "more than any bound"
-            return f"on random inputs the results differ by up to {amount}"
+            amount = f"by up to {worst:.1e}" if math.isfinite(worst) else "in NaN or infinite elements"
+            return f"on random inputs the results differ {amount}"
     return None
 
 
 _PROVEN: set[bytes] = set()
-"""Digests of proofs that passed: layers of a model that differ only in the names of their values are proven once."""
+"""Digests of successful proofs: layers that differ only in the names of their values are proven once."""
 
 
 def _digest(
@@ -159,13 +159,13 @@ def _digest(
 
 
 def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
-    """Return a shape of a rank that ends in `last`; up to four of the axes before have size 2, the others 1."""
+    """Return a shape of this rank ending in `last`; up to four of the leading axes have size 2, the others 1."""
     leading = max(rank - len(last), 0)
     return (*[1] * (leading - _MAX_WIDE_AXES), *[2] * min(leading, _MAX_WIDE_AXES), *last)
 
 
 _MAX_WIDE_AXES = 4
-"""The most leading axes of size 2, so that arrays do not grow with the rank."""
+"""Most leading axes of size 2, so that arrays do not grow with the rank."""
 
 
 def plain_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:

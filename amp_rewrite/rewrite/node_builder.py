@@ -25,12 +25,13 @@ class NodeBuilder:
     """Appends nodes with fresh names.
 
     Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes become one
-    node: asking for it again returns the same name, so formulas can repeat their terms. `opset` is that of ai.onnx;
-    ops whose form depends on it have their own methods. Code that appends to `nodes` directly gets names from `fresh`.
+    node: asking for it again returns the same name, so formulas can repeat their terms. `opset` is the version of
+    ai.onnx; ops whose form depends on it have their own methods. Code that appends to `nodes` directly gets names from
+    `fresh`.
     """
 
     error: type[AmpRewriteError] = ModelError
-    """The exception for a form that the opset lacks."""
+    """The exception for a form missing from the opset."""
 
     def __init__(self, taken: set[str], *, opset: int, region: str) -> None:
         self.opset = opset
@@ -129,9 +130,9 @@ class NodeBuilder:
             )
 
     def reduce(self, op_type: str, x: str, axes: Sequence[int] | str | None, *, keepdims: bool) -> str:
-        """Reduce over these axes: all if None, none if empty, or those in a value of the graph.
+        """Reduce over these axes: None for all, an empty list for none, or the name of a value with the axes.
 
-        Axes in a value need ReduceSum or opset 18.
+        Computed axes need ReduceSum or opset 18.
         """
         if axes is None:
             return self.op(op_type, x, keepdims=int(keepdims))
@@ -142,7 +143,7 @@ class NodeBuilder:
         return self._listing(op_type, x, "axes", axes, first, results=1, **attributes)[0]
 
     def reshape(self, x: str, shape: Sequence[int] | str) -> str:
-        """Reshape to these dims, or to those in a value. From opset 14 on, a 0 is a dim of size 0."""
+        """Reshape to these dims, or to computed ones. From opset 14 on, a 0 is a dim of size 0."""
         if isinstance(shape, str):
             return self.op("Reshape", x, shape, allowzero=1 if self.opset >= FIRST_ALLOWZERO else None)
         zeros = 0 in shape
@@ -158,7 +159,7 @@ class NodeBuilder:
         return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
 
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
-        """Split into parts of these sizes, or of those in a value; return the names of the parts."""
+        """Split into parts of these sizes, or of computed ones; return the names of the parts."""
         return self._listing("Split", x, "split", sizes, results=results, axis=axis)
 
     def _listing(
@@ -174,10 +175,10 @@ class NodeBuilder:
         return self.ops(op_type, x, self.ints(listed), **others)
 
     def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
-        """Cast a value, unless it has the type already; `of` is its type, if the builder does not know it."""
+        """Cast a value, unless it has the type already; `of` is its type if the builder does not know it."""
         return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
-        """Append a tensor filled with one value; `shape` is the name of its shape. Return its name."""
+        """Append a tensor filled with one value, and return its name; `shape` is the name of its shape."""
         fill: TensorProto = from_array(np.array([value], dtype.numpy))
         return self.op("ConstantOfShape", shape, value=fill)

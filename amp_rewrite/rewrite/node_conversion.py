@@ -1,7 +1,7 @@
 """Conversion of single nodes to another opset by onnx's version converter, with corrections of its faults.
 
-Only nodes whose form changes go through the converter, each form once and outside its graph. So the converter needs no
-weights, and cannot drop what it does not know: functions, names, metadata, operators of other domains.
+Only nodes with a new form go through the converter, each form once and outside its graph. So the converter does not
+need weights, and cannot drop unknown parts: functions, names, metadata, operators of other domains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from amp_rewrite.rewrite.replacement import Replacement
 
 CONVERTED = "converted"
 _MAX_CONSTANT = 4096
-"""Elements of a constant that the converter may read, such as axes, sizes and scales."""
+"""Most elements of a constant for the converter, such as axes, sizes and scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,22 @@ class _Form:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def placed(self, view: View, op: Op) -> Replacement:
-        new, own = NewNodes(view, op), op.node
-        names = {f"x{slot}": name for slot, name in enumerate(own.input)}
-        names.update((f"y{slot}", name) for slot, name in enumerate(own.output))
+        new, old = NewNodes(view, op), op.node
+        names = {f"x{slot}": name for slot, name in enumerate(old.input)}
+        names.update((f"y{slot}", name) for slot, name in enumerate(old.output))
         for constant in self.constants:
-            names[constant.name] = new.constant(f"{own.output[0]}_{constant.name}", to_array(constant))
+            names[constant.name] = new.constant(f"{old.output[0]}_{constant.name}", to_array(constant))
         for rows, whole in zip(self.shapes[:1], self.shapes[1:], strict=True):
-            stem = own.output[0]
+            stem = old.output[0]
             shape_in, shape_out = (
                 new.constant(f"{stem}_{suffix}", np.array(dims)) for suffix, dims in (("rows", rows), ("whole", whole))
             )
-            names["x0"] = new.before("Reshape", (own.input[0], shape_in), f"{stem}_in_rows")
+            names["x0"] = new.before("Reshape", (old.input[0], shape_in), f"{stem}_in_rows")
             names["y0"] = new.name(f"{stem}_of_rows")
             new.after("Reshape", (names["y0"], shape_out), stem)
         node = rename_node(clone(self.node), names)
-        node.name, node.doc_string = own.name, own.doc_string
-        node.metadata_props.extend(own.metadata_props)
+        node.name, node.doc_string = old.name, old.doc_string
+        node.metadata_props.extend(old.metadata_props)
         return Replacement(CONVERTED, (op.id,), op.id, node, **new.parts())
 
 
@@ -67,7 +67,7 @@ class _Form:
 class _Case:
     """A node without names, with the types, shapes and small constants of its values.
 
-    `typed`: all types are known. Unknown ones, behind operators that onnx does not know, are taken to be float32.
+    `typed`: all types are known. Unknown ones, after operators unknown to onnx, are assumed to be float32.
     """
 
     opset: int
@@ -122,7 +122,7 @@ class NodeConverter:
         self.forms: dict[tuple[object, ...], _Form | str] = {}
 
     def of(self, op: Op) -> Replacement | str:
-        """Return the replacement of an op at the other opset; or the reason why there is none."""
+        """Return the replacement of an op at the other opset, or the reason why there is none."""
         if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWWISE}:
             return ""
         case = _Case.of(self.view, op)
@@ -160,13 +160,13 @@ def _converted(case: _Case, opset: int) -> _Form | str:
     return _corrected(case, _Form(rename_node(clone(nodes[0]), names), tuple(kept)))
 
 
-_CASE_PREFIX = "own/"  # marks the names of a case: other names come from the converter
+_CASE_PREFIX = "own/"  # marks the names of a case, unlike those added by the converter
 
 
 def _corrected(case: _Case, form: _Form) -> _Form | str:
     """Correct a converted form; return the reason if it cannot be trusted.
 
-    The converter adds no attributes for the way in which images were resized before Resize had them.
+    The converter does not add the attributes that preserve the resizing of older opsets.
     """
     if not case.typed and any(tensor.data_type == TensorProto.FLOAT for tensor in form.constants):
         return "the type of its input is not known"
@@ -181,11 +181,11 @@ def _corrected(case: _Case, form: _Form) -> _Form | str:
     nearest = text_attribute(node, "mode", "nearest") == "nearest"
     scales = case.constants.get(_SCALES)
     if nearest and case.node.op_type == "Resize" and (scales is None or (scales < 1).any()):
-        return "runtimes chose the nearest pixel of a smaller image in different ways"
+        return "runtimes disagreed on the nearest pixel of a smaller image"
     set_attribute(node, "coordinate_transformation_mode", "asymmetric")
     if nearest:
         set_attribute(node, "nearest_mode", "floor")
-    node.input[1] = ""  # the region of interest, which only another mode reads
+    node.input[1] = ""  # the region of interest, read only in another mode
     return _Form(node, tuple(tensor for tensor in form.constants if tensor.name in node.input))
 
 
@@ -196,7 +196,7 @@ _ROWWISE = ("Softmax", "LogSoftmax", "Hardmax")
 def _rowwise(case: _Case) -> _Form | str:
     """Return a softmax over all axes from `axis` on in the one-axis form of opset 13.
 
-    If several of these axes are larger than 1, Reshapes around it merge them and split them again.
+    If several of these axes are larger than 1, a Reshape before it merges them, and another one restores them.
     """
     shape, axis, node = case.shapes["x0"], int_attribute(case.node, "axis", 1), clone(case.node)
     if shape is None:

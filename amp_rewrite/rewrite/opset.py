@@ -41,12 +41,12 @@ def at_opset(
 
     Args:
         view: the index of the model.
-        opset: a number; or "auto" for the opset at which the target has kernels for most ops, and for no fewer of any
-            kind than now; or None, which moves only old models, and only where they gain kernels.
+        opset: a number; "auto" for the opset with the most kernels on the target, and no fewer than now for any kind of
+            op; None to move only old models, and only if they gain kernels.
         to: the low type.
         target: the runtime whose kernels count.
-        fuse: the fusions that will run. Ops that they will fuse at the opset count as that operator, unless one of
-            onnxruntime's own operators replaces them at any opset.
+        fuse: the fusions that will run. Ops that will be fused at an opset count as the fused operator, unless one of
+            onnxruntime's own operators replaces them at every opset.
 
     Raises:
         ModelError: the model cannot be moved to the requested opset.
@@ -77,12 +77,12 @@ def at_opset(
     return moved, (_compared(view, opset, kernels),)
 
 
-# -- which one -------------------------------------------------------------------------------------
+# -- the best opset --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _KernelCheck:
-    """The kernels of a target in its own types and in a low type.
+    """The kernels of a target for ops in their own types and in a low type.
 
     `fused_kinds`: the kind of fusion for each op that will be part of one. Op ids are the same at every opset.
     """
@@ -92,7 +92,7 @@ class _KernelCheck:
     fused_kinds: Mapping[OpId, str]
 
     def coverage(self, view: View) -> _Coverage:
-        """Return the kind of each op and its number of kernels: one in its own types, one in the low type."""
+        """Return the kind of each op and the number of its kernels: one in its own types, one in the low type."""
         gate = Gate(self.target, self.to)
         supported = self.target.opset is None or view.opset <= self.target.opset
         counts = []
@@ -132,11 +132,11 @@ _FIRST_WITH_OPERATOR = {
     for rule in FUSIONS
     if (first := versions.FIRST_FUSED.get(rule.operator, 0)) >= versions.OLDEST_MOVED
 }
-"""The first opset with one operator for what a cluster computes, if a move may reach that opset."""
+"""The first opset with an operator for each kind of cluster, if a move may reach that opset."""
 
 
 def _best(view: View, kernels: _KernelCheck) -> tuple[View, list[str]]:
-    """Return the view at the opset with most kernels, and the obstacles to others.
+    """Return the view at the opset with the most kernels, and the obstacles to others.
 
     Of equal opsets, the view's own wins, then the nearest.
     """
@@ -197,7 +197,7 @@ def moved_to(view: View, opset: int) -> View | str:
     if current < versions.OLDEST_SOURCE:
         return f"opset {current} is older than {versions.OLDEST_SOURCE}"
     if view.model.proto.training_info:
-        return "it contains training information, which has opsets of its own"
+        return "it contains training information, which imports its own opsets"
     try:
         view = View.of(inlined(view.model)) if view.model.proto.functions else view
     except ModelError as error:
@@ -243,9 +243,9 @@ def _changes(view: View, opset: int) -> list[Replacement] | str:
 
 
 def _fault(node: NodeProto, current: int, opset: int) -> str | None:
-    """Return why a node is invalid or changes its meaning at another opset; None if it does neither.
+    """Return why a node is invalid or changes its meaning at another opset; None if neither is the case.
 
-    This removes attributes that the opset lacks if their value is the default.
+    Attributes missing from that opset are removed if they have their default values.
     """
     old, new = onnx_schema("", node.op_type, current), onnx_schema("", node.op_type, opset)
     if new is None or new.deprecated:
@@ -256,7 +256,7 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
     if any(low < changed <= high for changed in versions.MEANING_CHANGES.get(node.op_type, ())):
         return f"means something else at opset {opset}"
     if node.op_type == "Split" and low < versions.FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
-        return "must give the number of parts there"
+        return "needs the number of parts as an attribute there"
     value_of = onnx.helper.get_attribute_value
     for attribute in [attribute for attribute in node.attribute if attribute.name not in new.attributes]:
         default = old.attributes[attribute.name].default_value if attribute.name in old.attributes else None
@@ -264,7 +264,7 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
             return f"has {attribute.name}, which is not one of its attributes there"
         set_attribute(node, attribute.name)
     if len(node.input) > new.max_input or len([o for o in node.output if o]) > new.max_output:
-        return "has more inputs or outputs than it has there"
+        return "has more inputs or outputs than are allowed there"
     missing = [
         n for n, attribute in new.attributes.items() if attribute.required and n not in {s.name for s in node.attribute}
     ]

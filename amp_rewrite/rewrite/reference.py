@@ -3,8 +3,8 @@
 Constants are computed during a conversion, and a node of a few bytes, such as a Tile or Pad, can produce a result of
 any size. So the size of each result is inferred from its operands before it is computed.
 
-The formulas are those of the operator reference (docs/ContribOperators.md of onnxruntime 1.31), in the precision of the
-feed. A test compares them with its kernels.
+The formulas follow the operator reference (docs/ContribOperators.md of onnxruntime 1.31), in the precision of the feed.
+A test compares them with onnxruntime's kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
 DOMAIN = "com.microsoft"
 MAX_ELEMENTS = 1 << 25
-"""Limit of the elements of all results of a run in float64, 256 MB; of bools it is eight times as many."""
+"""Limit of the float64 elements in all results of a run, 256 MB; for bools the limit is eight times as high."""
 
 Shape = tuple[int, ...]
 Arrays = Mapping[str, Array]
@@ -78,7 +78,7 @@ def _formulas() -> list[type]:
 def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, int], limit: int) -> Array:
     """Run a `ReferenceEvaluator` on a feed; return one value.
 
-    ValueError if the results would exceed `limit` elements together, or the size of one cannot be inferred.
+    ValueError if the results would exceed `limit` elements in total, or the size of one cannot be inferred.
     """
     values, remaining = {"": None, **feed}, limit
     for node in evaluator.rt_nodes_:
@@ -146,7 +146,7 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
 
 
 def _convolution_size(op: Any, x: Shape, weight: Shape) -> int:
-    """Return an upper bound of the elements of a convolution, one per position of the padded input, and its kernel."""
+    """Return an upper bound for the elements of a convolution and its dilated kernel: one per padded input position."""
     padded = [size + sum(map(abs, (op.pads or ())[axis :: len(x) - 2])) for axis, size in enumerate(x[2:])]
     return math.prod((x[0], weight[0], *padded)) + _dilated_kernel_size(op, weight)
 
@@ -237,7 +237,7 @@ def _product(attributes: _Attributes, a: Array, b: Array) -> _Results:
 
 
 def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
-    """Compute softmax(scale · Q Kᵀ + bias) V of each head; the heads of keys and values may be split already.
+    """Compute softmax(scale · Q Kᵀ + bias) V of each head; the heads of keys and values may already be split.
 
     `unidirectional` masks the tokens after the current one.
     """
@@ -255,7 +255,7 @@ def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
 def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *others: Array | None) -> _Results:
     """Compute causal attention with several heads of queries per head of keys and values, without a cache or padding.
 
-    `do_rotary` rotates queries and keys, from position 0 on.
+    `do_rotary` rotates queries and keys, starting at position 0.
     """
     heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
     q, k, v = _split_heads(q, heads), _split_heads(k, kv_heads), _split_heads(v, kv_heads)
@@ -267,7 +267,7 @@ def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *others: Arr
 
 
 def _rotary(attributes: _Attributes, x: Array, start: Array, cos: Array, sin: Array) -> _Results:
-    """Rotate each head, from one position on; the heads may be split already."""
+    """Rotate each head, starting at a position; the heads may already be split."""
     heads = x if x.ndim == _SPLIT_RANK else _split_heads(x, attributes["num_heads"])
     turned = rotated(heads, cos[int(start[0]) :], sin[int(start[0]) :])
     return (turned if x.ndim == _SPLIT_RANK else turned.swapaxes(1, 2).reshape(x.shape),)

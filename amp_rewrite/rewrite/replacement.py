@@ -1,4 +1,4 @@
-"""Replacements of ops by nodes, which passes yield, and the driver that applies them round by round."""
+"""Replacements of ops by nodes, and the driver for rounds of passes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
 class Replacement:
     """Ops replaced by one node, at the position of `last` and with its results.
 
-    `kind` names what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers
-    that the node reads. `place` is the op at whose position the node goes instead, if its results are read before
-    `last`. `declared` has the types of results that onnx cannot infer. `ahead` and `behind` are nodes directly before
-    and after it; a node ahead of several replacements in one graph is written once. `instead` maps other replaced ops
-    to nodes at their positions. `findings` go into the report; None stands for the one of a fusion, which names its
-    parts.
+    `kind` names the joint computation of the ops ("layer_normalization", "constant" …). `weights` are new initializers
+    for the node. `place` is the op whose position the node takes if its results are read before `last`. `declared` has
+    the types of results that onnx cannot infer. `ahead` and `behind` are nodes directly before and after it; a node
+    ahead of several replacements in one graph is written once. `instead` maps other replaced ops to nodes at their
+    positions. `findings` go into the report; None means one finding that names the fused ops.
     """
 
     kind: str
@@ -52,7 +51,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops left separate although a fusion matches; `reason` is one clause."""
+    """Ops not fused although a fusion matches; `reason` is one clause."""
 
     kind: str
     last: OpId
@@ -62,21 +61,20 @@ class Refusal:
 Outcome = Replacement | Refusal
 ATTENTION, GROUPED_ATTENTION, DECOMPOSED_ATTENTION = "attention", "group_query_attention", "decomposed_attention"
 BATCH_NORM, CONSTANT, GROUP_NORM = "batch_normalization", "constant", "group_normalization"
-"""Kinds of replacements with their own rules about targets."""
+"""Kinds of replacements with special rules for targets."""
 
 
-def as_outcome(kind: str, last: OpId, found: Outcome | str) -> Outcome:
-    """Return the outcome found, with a bare reason turned into the Refusal of the ops up to `last`."""
-    return Refusal(kind, last, found) if isinstance(found, str) else found
+def as_outcome(kind: str, last: OpId, outcome: Outcome | str) -> Outcome:
+    """Return an outcome, with a bare reason turned into the Refusal of the ops up to `last`."""
+    return Refusal(kind, last, outcome) if isinstance(outcome, str) else outcome
 
 
 @dataclass(slots=True)
 class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round.
 
-    `tried`: the model is at the opset that serves it best, so that no refusal advises another. `grouped`: operators may
-    be written that the target has in the low type alone. `rows_see`: the request says that no row of a mask hides every
-    key.
+    `opset_chosen`: the model is at its best opset, so refusals do not recommend another. `grouped`: allow operators
+    that the target has only in the low type. `every_row_attends`: assume that no row of a mask hides every key.
     """
 
     to: DType
@@ -91,7 +89,7 @@ class Context:
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]
-"""Yields replacements and refusals for a view. Of two replacements that share an op, the first counts."""
+"""Yields replacements and refusals for a view. Of two replacements that share an op, the first wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class LazyPass:
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
-    """Return the reason why ops stay separate at an opset without the operator of a newer one."""
+    """Return the reason not to fuse ops at an opset older than the operator."""
     newer = f"--opset auto, unless others lose a kernel at opset {first}"
     faster = (
         f"opset {first} has one, but other ops lose a kernel there" if context.opset_chosen else f"faster with {newer}"
@@ -149,8 +147,8 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
     for (kind, reason), ops in refused.items():
         which = "the first ends" if len(ops) > 1 else "ends"
         where = f"{which} in {view.ops[ops[0]].name}"
-        apart = f"{len(ops)} {'stay' if len(ops) > 1 else 'stays'} unfused"
-        yield Finding("not_fused", kind, f"{apart} ({where}): {reason}")
+        unfused = f"{len(ops)} {'stay' if len(ops) > 1 else 'stays'} unfused"
+        yield Finding("not_fused", kind, f"{unfused} ({where}): {reason}")
 
 
 def fused_node(
@@ -229,34 +227,34 @@ def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
 
 
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
-    """Return the ops to remove, with those read only by removed ops, and the unread initializers. O(ops visited)."""
+    """Return the ops to remove, including those read only by removed ones, and unread initializers. O(ops visited)."""
     removed = {op for each in replacements for op in each.ops}
-    kept = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
+    needed = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
     annotations = view.model.proto.graph.quantization_annotation
-    kept.update(a.tensor_name for a in annotations)
-    kept.update(entry.value for a in annotations for entry in a.quant_parameter_tensor_names)
-    kept.update(formal.name for formal in view.model.proto.graph.input)
+    needed.update(a.tensor_name for a in annotations)
+    needed.update(entry.value for a in annotations for entry in a.quant_parameter_tensor_names)
+    needed.update(formal.name for formal in view.model.proto.graph.input)
     values: set[ValueId] = set()
     pending = [v for op in removed for v in view.ops[op].operands]
     while pending:
         value = pending.pop()
-        if value in values or not _removable(view, value, removed, kept):
+        if value in values or not _removable(view, value, removed, needed):
             continue
         op = view.producer(value)
         if op is None:
             values.add(value)
             continue
-        known = op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE
-        pure = op.kind == "Constant" or known
-        if pure and op.id not in removed and all(_removable(view, v, removed, kept) for v in op.results):
+        repeatable = op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE
+        pure = op.kind == "Constant" or repeatable
+        if pure and op.id not in removed and all(_removable(view, v, removed, needed) for v in op.results):
             removed.add(op.id)
             pending.extend(op.operands)
     return removed, values
 
 
-def _removable(view: View, value: ValueId, removed: Collection[OpId], kept: Collection[str]) -> bool:
+def _removable(view: View, value: ValueId, removed: Collection[OpId], needed: Collection[str]) -> bool:
     found = view.values[value]
-    if found.public or found.overridable or value in view.yielded or found.name in kept or found.role is Role.INPUT:
+    if found.public or found.overridable or value in view.yielded or found.name in needed or found.role is Role.INPUT:
         return False
     return all(use.op in removed for use in view.uses[value])
 

@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 class RoundingBuilder(NodeBuilder):
-    """A builder of float32 nodes that can round their results to a low type; a type of None rounds nothing."""
+    """A builder of float32 nodes with results rounded to `low_type`, or not rounded if it is None."""
 
     low_type: DType | None = DType.FLOAT16
 
@@ -34,7 +34,7 @@ class RoundingBuilder(NodeBuilder):
         return self.rounded(self.op(op_type, *inputs, **attributes))
 
     def total(self, *terms: str) -> str:
-        """Append the sum of terms, rounded after each addition; terms of "" are left out."""
+        """Append the sum of terms, rounded after each addition; empty names are skipped."""
         return reduce(partial(self.low, "Add"), filter(None, terms))
 
     def number(self, value: float) -> str:
@@ -47,12 +47,12 @@ class RoundingBuilder(NodeBuilder):
         return self.op("Reshape", x, self.ints(dims))
 
     def zeros(self, *sizes: str) -> str:
-        """Append zeros in the shape of the concatenated `sizes`."""
+        """Append zeros, with the concatenated `sizes` as their shape."""
         shape = self.op("Concat", *sizes, axis=0) if len(sizes) > 1 else sizes[0]
         return self.full(shape, 0.0, DType.FLOAT)
 
     def slice(self, x: str, first: int, count: int, axis: int) -> str:
-        """Append a Gather of `count` neighbors along an axis, from `first` on."""
+        """Append a Gather of `count` consecutive elements along an axis, starting at `first`."""
         return self.op("Gather", x, self.ints(range(first, first + count)), axis=axis)
 
     def zero_padded(self, x: str, length: int, width: int) -> str:
@@ -67,9 +67,9 @@ class RoundingBuilder(NodeBuilder):
     ) -> list[str]:
         """Append a Scan over slices of `parts`, each a value and the axis to slice.
 
-        `step` gets a builder for the body, the states and the slices. It returns the next states, followed by values
-        that the Scan stacks along axis 0; all have the same rank. `backward` goes from the last slice to the first and
-        stacks in the order of the slices.
+        `step` receives a builder for the body, the states and the slices. It returns the next states, then the values
+        to stack along axis 0; all have the same rank. With `backward`, steps run from the last slice to the first, and
+        the stacked values are in the order of the slices.
         """
         inner = RoundingBuilder(self._taken, opset=self.opset, region=f"{self._region}/step")
         names = [inner.fresh(f"{inner._region}/in") for _ in (*states, *parts)]
@@ -78,7 +78,7 @@ class RoundingBuilder(NodeBuilder):
             results[slot] = inner.fresh(f"{inner._region}/out")
             inner.name(result, results[slot])
         formals = [declared(name, DType.FLOAT, None) for name in names]
-        outputs = [declared(name, DType.FLOAT, [None] * rank) for name in results]  # onnxruntime wants the rank
+        outputs = [declared(name, DType.FLOAT, [None] * rank) for name in results]  # onnxruntime requires the rank
         body = onnx.helper.make_graph(inner.nodes, "step", formals, outputs)
         inputs, axes = (*states, *(name for name, _ in parts)), [axis for _, axis in parts]
         attributes: dict[str, Any] = {"body": body, "num_scan_inputs": len(parts), "scan_input_axes": axes}

@@ -477,9 +477,9 @@ def test_the_model_of_a_fusion_is_fused_and_the_nearest_one_is_not_and_both_open
 
 
 @named
-def test_a_fusion_says_what_it_replaces_and_what_keeps_it_apart(fusion: FusionRule) -> None:
+def test_a_record_says_what_the_fusion_replaces_and_what_prevents_it(fusion: FusionRule) -> None:
     assert fusion.sections["What it replaces"].startswith(fusion.spelling)
-    assert fusion.sections["What keeps it apart"].startswith(fusion.refusals)
+    assert fusion.sections["What prevents it"].startswith(fusion.refusals)
     assert all(text.endswith(".") for text in fusion.sections.values())
 
 

@@ -284,8 +284,8 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
             10,
             f"{X4}, float[4] scales",
             Y4,
-            "Resize 'the_y' means something else at opset 13: runtimes chose the nearest pixel of a smaller image in"
-            " different ways",
+            "Resize 'the_y' means something else at opset 13: runtimes disagreed on the nearest pixel of a smaller"
+            " image",
         ),
         (
             "y = Softmax <axis = 1> (x)",
@@ -303,7 +303,7 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
         ),
     ],
 )
-def test_what_holds_a_model_is_named(body: str, start: int, inputs: str, outputs: str, why: str) -> None:
+def test_the_obstacle_to_a_move_is_named(body: str, start: int, inputs: str, outputs: str, why: str) -> None:
     assert refusal(model_of(body, start, inputs, outputs)).startswith(why)
 
 
