@@ -150,7 +150,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _converted(rows: Sequence[Row]) -> list[str]:
-    head = ("model", "all by hand", "by the lists", "with data", "products kept in float32", "low", "pinned", "trials")
+    head = ("model", "naive", "without data", "with data", "products kept in float32", "low", "pinned", "trials")
     return measure.markdown(
         head,
         (
@@ -170,7 +170,7 @@ def _converted(rows: Sequence[Row]) -> list[str]:
 
 
 def _exported(rows: Sequence[Row]) -> list[str]:
-    head = ("model", "as exported", "the error first jumps at", "repaired", "ops raised", "products raised", "low")
+    head = ("model", "as exported", "first jump of the error", "repaired", "ops raised", "products raised", "low")
     return measure.markdown(
         head,
         (
@@ -189,7 +189,7 @@ def _exported(rows: Sequence[Row]) -> list[str]:
 
 
 def _planted(rows: Sequence[Outlier]) -> list[str]:
-    head = ("model", "by the lists", "with data", "products kept in float32", "low", "trials")
+    head = ("model", "without data", "with data", "products kept in float32", "low", "trials")
     return measure.markdown(
         head,
         (
@@ -225,42 +225,41 @@ _INTRODUCTION = """\
 # Models that break in half precision
 
 This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
-[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
-op lists and constants alone do not show it. `python benchmarks/run.py hard_models` writes this page. Low precision is
+[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that triggers the problem; for most of
+them, op lists and constants do not reveal it. `python benchmarks/run.py hard_models` writes this page. Low precision is
 [emulated](../concepts/emulation.md); nothing was run on a GPU. `tests/suites/models/test_hard_models.py`
-checks the results. Nothing is shifted here (`--set shift=none`), to show only guard and search.
-[Range shifting](../concepts/shift.md), which is on by default, is measured with
-[its own models](../../benchmarks/results/shift.md)."""
+checks the results. [Range shifting](../concepts/shift.md), which is on by default, is off here (`--set shift=none`) to
+test only the guard and the search; it is measured with [its own models](../../benchmarks/results/shift.md)."""
 
 _READING = {
     "float16": """\
-*All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx --no-check`. *With
-data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs are of
-magnitude 1; those of `large_logits` are probabilities). A number is the largest error in units of the allowed error:
-up to 1 is ok. *Pinned* lists the regions that the search kept in float32 beyond the guard; each of them is necessary.
-*Trials* counts the conversions that the search tried. For `large_logits` the tolerance only shows the absence of NaN:
-at 90 000 a softmax is 0 or 1.""",
+*Naive*: every tensor float16, as with `astype`. *Without data*: `amp-rewrite model.onnx --no-check`. *With
+data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs have
+magnitude 1; those of `large_logits` are probabilities). A number is the largest error, divided by the allowed error:
+up to 1 is ok. *Pinned* lists the regions that the search kept in float32 in addition to the guard's; each is necessary.
+*Trials* counts the conversions that the search tried. For `large_logits` the tolerance only tests for NaN: at 90,000, a
+softmax is 0 or 1.""",
     "bfloat16": """\
-bfloat16 has float32's range and three bits fewer than float16, so the tolerance is eight times as wide: 8e-2. Values
-that overflow float16 fit; computations that need digits fail more easily.""",
+bfloat16 has float32's range but three bits fewer than float16, so the tolerance is eight times as wide: 8e-2. Values
+that overflow float16 fit, but computations that need precision fail more easily.""",
 }
 
 _HALF = """\
 ## Models exported in half precision
 
-These are the same models with every tensor in the low type and constants clamped to its range, as exporters of half
-models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
-float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2`
-raises the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of the
-export."""
+These are the same models with every tensor in the low type and constants clamped to its range, as exporters of
+half-precision models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with
+itself in float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --set rtol=1e-2 --set
+atol=1e-2` raises the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of
+the export."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier
 
 These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In
 the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
-([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error in units of
-the largest output, and 0.01 is allowed: `--metric scaled=1e-2`."""
+([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error, divided by
+the largest output; 0.01 is allowed: `--metric scaled=1e-2`."""
 
 _MORE = """\
 ## Try one

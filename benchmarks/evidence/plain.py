@@ -39,14 +39,13 @@ TINY = {"gpt2_step": "gpt2_step_tiny"}
 """Models that `gpu_models` builds small."""
 GPU = (*EXPORTED, "dense", *SMALL, *TINY)
 NEAR = 1e-2
-INTRO = f"""# What the plain command makes
+INTRO = f"""# Results of the plain command
 
-`amp-rewrite model.onnx`, without options, on [models that break in half precision](hard_models.md), with the data that
-break them, and on the models that were [measured on a GPU](gpu.md), on random data. *Right*: no error above {NEAR:g} of
-the largest value of its output, with half precision [emulated](../concepts/emulation.md). *Kept*: ops that the check on
-a random batch keeps in float32. `python benchmarks/run.py plain CACHE` writes this page. [Trained models](trained.md)
-are asked what their packages ask them, by the same command. *Small*: a small export of the same architecture
-stands in for the model.
+`amp-rewrite model.onnx`, without options, on [models that break in half precision](hard_models.md) with the data that
+break them, and on the models [measured on a GPU](gpu.md) with random data. *Right*: no error exceeds {NEAR:g} of the
+largest value of its output, with half precision [emulated](../concepts/emulation.md). *Kept*: ops that the check on a
+random batch keeps in float32. *Small*: a small export of the same architecture replaces the model. The same command
+converts [trained models](trained.md), tested at their tasks. `python benchmarks/run.py plain CACHE` writes this page.
 """
 
 

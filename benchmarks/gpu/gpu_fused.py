@@ -216,22 +216,22 @@ TITLES = {
     "whisper": "Whisper's encoder",
     "dense": "dense",
 }
-TEXT = """The models of the GPU measurement at real size, in float16 at opset 18: nodes of the graph that onnxruntime's
-optimizer leaves at its default level on CUDA, counted under stub libraries. Each cell has the float32 file, `--fuse
-none`, and the default; one number where all are equal. Each file opens on the CPU at that level, too. *Causal*:
-attention by `unidirectional` or GroupQueryAttention, without a mask."""
-LAYERS = """A layer of BERT has six products, one attention, two norms, one GELU and one Add of a bias, of three axes.
-BERT-base exported at opset 23 becomes the same, with as many nodes in every column; small exports of BERT, ViT, GPT-2
-and Llama do, too, which is a test (`tests/suites/gpu/test_layers_under_stub.py`)."""
-ERRORS = """Errors by emulation, with a batch of one, drawn weights and data. L2: root mean square of the difference
-over that of the outputs. Largest: the largest difference over the largest output.
+TEXT = """The models of the GPU measurement at full size, in float16 at opset 18: nodes of the graph after onnxruntime's
+optimizer at its default level on CUDA, counted with stub libraries. Each cell shows the float32 file, `--fuse none` and
+the default, or one number if all are equal. Each file also opens on the CPU at that level. *Causal*: attention by
+`unidirectional` or GroupQueryAttention, without a mask."""
+LAYERS = """A BERT layer has six products, one attention, two norms, one GELU and one Add of a bias with three axes.
+BERT-base exported at opset 23 has the same number of nodes in every column. Tests check this for small exports of BERT,
+ViT, GPT-2 and Llama (`tests/suites/gpu/test_layers_under_stub.py`)."""
+ERRORS = """Emulated errors, with a batch of one, random weights and data. L2: root mean square of the difference,
+divided by that of the outputs. Largest: the largest difference, divided by the largest output.
 
-On three draws of weights and tokens GPT-2 errs by 1.44, 1.41 and 1.42e-3 (L2) without fusions, by 1.45, 1.42 and
-1.45e-3 by default, and by 1.41, 1.37 and 1.38e-3 with the operators of onnxruntime alone, while each Gemm kept its
-bias (commit d38bce87). A Gemm rounds once; a MatMul and the kernel behind it round before the bias, behind it, and
-behind the sum with the residuals, on CUDA as in the emulation. That kernel adds the bias to its first operand, and
-so the biased one comes first: added to the residuals, which are larger, a bias made 1.55e-3 of it, and 1.64e-3 of
-Whisper's 1.32e-3."""
+On three draws of weights and tokens, GPT-2's L2 error is 1.44, 1.41 and 1.42e-3 without fusions, 1.45, 1.42 and
+1.45e-3 by default, and 1.41, 1.37 and 1.38e-3 with only the operators of onnxruntime, when each Gemm kept its bias
+(commit d38bce87). A Gemm rounds once. A MatMul and the kernel after it round before the bias, after it, and after the
+sum with the residuals, on CUDA as under emulation. That kernel adds the bias to its first operand, so the product comes
+first: with the bias added to the residuals, which are larger, the error was 1.55e-3, and Whisper's 1.64e-3 instead of
+1.32e-3."""
 
 
 def graph_table(rows: Mapping[str, Row]) -> list[str]:

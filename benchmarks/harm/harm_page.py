@@ -5,7 +5,7 @@
 
 NAME is a group of GROUPS. Rows replace those of the same model, so groups can be measured in pieces, at different times
 and commits, which the page names. Every rise of Casts or bytes against the other state, and every fall of the share of
-low operations, needs a reason in `reasons.yaml`; the page says where there is none.
+low operations, needs a reason in `reasons.yaml`; the page shows "unknown" for others.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ GROUPS: Mapping[str, str] = {
 TYPES = ("float16", "bfloat16")
 MORE_BYTES = 0.01
 """The share by which bytes may rise without a reason."""
-INTRO = """# Conversions beside rounding the products alone
+INTRO = """# Conversions compared with rounding only the products
 
-`benchmarks/run.py harm FOLDER --before CHECKOUT` measured these rows. *Before* is commit 1f32681, without the rules
-against harm. Reference *A* rounds what products read, *B* what they read and give, as PyTorch's autocast does. An
-error is the largest of all outputs, relative to the output's largest magnitude; low precision is emulated on a CPU,
-integers must be equal. The tolerance is 2e-2, in bfloat16 16e-2. Casts in brackets are those that onnxruntime
-{onnxruntime} is left with on CUDA; those of the file stand before. Bytes are what all ops read and write by the cost
-model, with lengths that are free assumed.
+`benchmarks/run.py harm FOLDER --before CHECKOUT` measured these rows. *Before* is commit 1f32681, which lacks the rules
+against harm. Reference *A* rounds the inputs of products; *B* also rounds their results, as PyTorch's autocast does. An
+error is the largest over all outputs, relative to the output's largest magnitude; low precision is emulated on a CPU,
+and integers must be equal. The tolerance is 2e-2, in bfloat16 16e-2. Casts are those of the file and, in parentheses,
+those after onnxruntime {onnxruntime} optimized it for CUDA. Bytes are the reads and writes of all ops by the cost
+model, with assumed sizes for free dimensions.
 
-Weights are random from a seed: in small models of the size of trained ones, in real widths with the spread of trained
-ones, too (rows of different size, 1 in 256 channels of a norm with 8 times the gain). Where an export holds a batch
-with a row that is masked throughout, a row shows the worse of the two.
+Weights are random, from a fixed seed. In small models they have the magnitude of trained weights, at real widths also
+their spread (rows of different size, 1 in 256 channels of a norm with 8 times the gain). If an export also has a batch
+with a fully masked row, the table shows the worse error.
 """
 WIDTHS = ("model", "parameters", "inputs")
 
@@ -99,11 +99,11 @@ def changes(row: Judged) -> Iterator[str]:
 
 
 def reason(row: Judged, to: str, reasons: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason of a model's changes; "no reason is known" without one."""
+    """Return the reason of a model's changes; "unknown" without one."""
     for one in reasons:
         if to in one.get("to", TYPES) and any(fnmatch.fnmatch(row.model, glob) for glob in one["models"]):
             return str(one["reason"])
-    return "no reason is known"
+    return "unknown"
 
 
 def rises(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
@@ -179,21 +179,21 @@ def page(results: Mapping[str, Any]) -> str:
     head = ("group", "type", "models", "right", "harmed", "only A right", "undecided", "wrong in all", "not measured")
     lines = [INTRO.format(onnxruntime=results["machine"]["versions"]["onnxruntime-gpu"])]
     lines += [f"Measured at {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
-    for title, word in (("Harmed", "harmed: B"), ("Where only A is right", "harmed: A")):
+    for title, word in (("Harmed", "harmed: B"), ("Only A is right", "harmed: A")):
         if found := list(wrong(groups, word, reasons)):
-            columns = ("model", "type", "ours", "A", "B", "the value that is rounded")
+            columns = ("model", "type", "ours", "A", "B", "rounded value")
             lines += [f"## {title}", "", *measure.markdown(columns, found), ""]
-    lines += ["## What rose, and why", ""]
-    lines += [*measure.markdown(("model", "type", "what", "error", "reason"), rises(groups, reasons)), ""]
+    lines += ["## Increases and their reasons", ""]
+    lines += [*measure.markdown(("model", "type", "change", "error", "reason"), rises(groups, reasons)), ""]
     tried = sum(
         exporter in said for group in groups.values() for said in group["exports"].values() for exporter in _EXPORTERS
     )
     failed = [row for group in groups.values() for row in failed_exports(group)]
-    lines += ["## Exports that failed", "", f"{len(failed)} of {tried} exports, by the exporters' own words.", ""]
+    lines += ["## Exports that failed", "", f"{len(failed)} of {tried} exports failed, with these errors.", ""]
     lines += [*measure.markdown(("architecture", "exporter", "error"), failed), ""]
     if broken := [row for group in groups.values() for row in faults(group)]:
-        lines += ["## Models that were not measured", ""]
-        lines += [*measure.markdown(("model", "why"), broken), ""]
+        lines += ["## Models not measured", ""]
+        lines += [*measure.markdown(("model", "error"), broken), ""]
     for name, group in groups.items():
         lines += [f"## {GROUPS[name]}", ""]
         if name in ("real", "zoo"):

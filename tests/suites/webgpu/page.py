@@ -30,20 +30,19 @@ def growth(rows: Sequence[dict[str, Any]]) -> float:
 def _sections(numbers: Numbers) -> Iterator[str]:
     yield "# Float16 on a WebGPU device"
     yield _text(
-        f"`make webgpu-page` runs float16 on {numbers['device']}, by {numbers['provider']} with onnxruntime "
+        f"`make webgpu-page` runs float16 on {numbers['device']}, with {numbers['provider']} and onnxruntime "
         f"{numbers['onnxruntime']} on {numbers['machine']}, and writes this page and "
-        "[its numbers](../../benchmarks/results/webgpu.json). The device is software: it says what float16 does to "
-        "numbers, not how fast it is. The shaders are those that run on every WebGPU device without subgroup matrices, "
-        "but a driver may round functions such as `exp` in another way."
+        "[its numbers](../../benchmarks/results/webgpu.json). The device is software, so it shows the effect of "
+        "float16 on numbers, not on speed. Every WebGPU device without subgroup matrices runs the same shaders, but a "
+        "driver may round functions such as `exp` differently."
     )
     yield "## Each op"
     yield _text(
-        "RMS error of the result, of normal inputs rounded to float16, against float32. *Emulated* is that of "
-        "`emulate`, as on CUDA, which adds up in float32; *times* is the error on the device in those of the "
-        f"emulation. The shaders round after each step. A test allows an error from {LEAST:g} to {FACTOR:g} times the "
-        "emulated one, and of a product over n terms up to √n times, since rounding errors add up as in a random walk: "
-        "*allowed*. The shapes are those of "
-        "`tests/suites/webgpu/op_cases.py`, fixed before they were run. The median is "
+        "RMS error of the result against float32, for normally distributed inputs rounded to float16. *Emulated* is "
+        "the error under `emulate`, which accumulates in float32, as CUDA does; *times* is the ratio of the two. The "
+        f"shaders round after each step. *Allowed*: tests allow a ratio from {LEAST:g} to {FACTOR:g}, and up to √n for "
+        "a product over n terms, because rounding errors add up as in a random walk. The shapes in "
+        "`tests/suites/webgpu/op_cases.py` were fixed before the first run. The median ratio is "
         f"{median(map(times, numbers['ops'])):.2f}, the largest {max(map(times, numbers['ops'])):.0f}."
     )
     yield _table(
@@ -63,11 +62,11 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     rows = [row for row in numbers["models"] if "error" not in row]
     worst = max(rows, key=lambda row: row["device"])
     yield _text(
-        "Largest error of an output on the device, of the output's largest float32 value, and the emulated one, of "
-        "models that are converted with `--target webgpu`. *Low* counts float16 ops, *terms* what their products add "
-        "up for one result each, all together. What float16 sums add to the emulated error, in squares, is at most "
-        f"{growth(rows):.1e} times the root of the terms. No model errs more than {max(map(times, rows)):.1f} times as "
-        f"much as emulated (tests allow {FACTOR:g}). The worst is {worst['model']} at {worst['device']:.1e} (tests "
+        "Largest error of an output on the device and under emulation, relative to the output's largest float32 value, "
+        "for models converted with `--target webgpu`. *Low* counts float16 ops, and *terms* the terms in one result of "
+        "each of their products. The error that float16 sums add to the emulated one (in squares) is at most "
+        f"{growth(rows):.1e} times the root of the terms. No error exceeds {max(map(times, rows)):.1f} times the "
+        f"emulated one (tests allow {FACTOR:g}). The largest is {worst['device']:.1e}, of {worst['model']} (tests "
         f"allow {BOUND:g})."
     )
     yield _table(
@@ -84,8 +83,8 @@ def _sections(numbers: Numbers) -> Iterator[str]:
         [_model(row) for row in numbers["models"]],
     )
     yield _text(
-        "The provider leaves shapes and other small integers to the CPU. The last column names ops on the CPU that "
-        "handle floats: those have no WebGPU kernel at their version, or hold other ops."
+        "The provider leaves shapes and other small integers to the CPU. The last column lists ops on the CPU that "
+        "process floats: they have no WebGPU kernel at their version, or contain other ops."
     )
 
 
