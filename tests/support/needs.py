@@ -49,7 +49,7 @@ NEEDS = (
         r"|No schema registered for '\w+' version '\d+'|No registered schema for operator"
         r"|cannot move a model to opset \d+; use auto|No Op registered for \w+ with domain_version"
         r"|has no type that can be inferred; check the case|No opset import for domain ''",
-        ("test_every_kernel_serves_a_schema_that_is_known", "test_no_operator_changes_a_bit_whatever_the_exponents"),
+        ("test_no_operator_changes_a_bit_under_any_shift",),
     ),
     Need(
         "onnx",
@@ -57,11 +57,11 @@ NEEDS = (
         "shapes behind Pad and TopK whose sizes are not stated as lists",
         r"'pads' input must be a 1D|K input must be a one-dimensional tensor",
         (
-            "test_every_case_is_valid_opens_and_computes_what_it_did_in_every_way",
+            "test_every_case_is_valid_opens_and_computes_the_same_in_every_mode",
             "test_adam_multiple",
-            "test_heads_repeated_for_groups_of_queries_are_read_once",
-            "test_a_default_of_an_input_stays_one",
-            "test_axes_become_an_attribute_on_the_way_back",
+            "test_heads_repeated_for_groups_of_queries_are_read_unrepeated",
+            "test_the_default_of_an_input_stays_a_default",
+            "test_axes_become_an_attribute_at_an_older_opset",
         ),
     ),
     Need(
@@ -78,8 +78,7 @@ NEEDS = (
         "float32 LayerNormalization of values far from zero on the CPU",
         "",
         (
-            "test_no_run_exceeds_a_bound",
-            "test_fusions.py::test_the_numbers_are_those_of_float32",
+            "test_fusions.py::test_results_match_float32",
             "lost_digits hit",
         ),
     ),
@@ -94,7 +93,7 @@ NEEDS = (
         "1.31",
         "Attention with fewer heads of keys than of queries on the CPU",
         r"results differ by up to",
-        ("test_an_attention_of_the_standard_becomes_the_runtimes_own",),
+        ("test_standard_attention_becomes_the_runtimes_own",),
     ),
     Need(
         "onnxruntime",
@@ -103,7 +102,7 @@ NEEDS = (
         "",
         (
             "test_every_integer_kernel_is_kept",
-            "test_a_dequantized_weight_comes_in_the_type_of_its_readers",
+            "test_a_dequantized_weight_has_the_type_of_its_readers",
             "test_a_bias_between_quantizers_of_float16",
         ),
     ),
@@ -112,7 +111,7 @@ NEEDS = (
         "1.31",
         "float16 weights that a caller may override, norms that give their sum, maps of sequences",
         "",
-        ("where_a_caller_may_override", "a fused norm that gives its sum", "test_sequences_and_their_maps_are_widened"),
+        ("where_a_caller_may_override", "a fused norm that gives its sum"),
     ),
     Need(
         "onnxruntime",
@@ -120,12 +119,9 @@ NEEDS = (
         "the newest kernel table as the default target",
         "",
         (
-            "test_an_interrupted_batch_leaves_whole_files",
-            "test_real_streams_carry_a_model",
             "test_processes_and_executors_give_the_same_files",
-            "test_converting_starts_no_thread_and_no_process",
+            "test_converting_needs_no_thread",
             "test_an_op_without_a_kernel_is_a_finding",
-            "test_an_optimizer_that_may_end_the_process_is_off",
         ),
     ),
 )

@@ -68,7 +68,7 @@ def test_a_page_opens_without_errors_and_requests_and_fits(visit: Visiting, name
     assert visited.page.evaluate("document.documentElement.scrollWidth") <= NARROW
 
 
-def test_the_page_counts_what_the_json_counts(visit: Visiting) -> None:
+def test_the_counts_on_the_page_match_the_json(visit: Visiting) -> None:
     data = {"graph": bert().figures()[1].data}
     visited = visit(bert_page())
     rows = range(data["graph"]["rows"])
@@ -100,7 +100,7 @@ def test_a_click_on_an_op_shows_its_chain_of_reasons_and_its_list_entry(visit: V
     assert visited.quiet, visited.errors
 
 
-def test_casts_stand_on_edges_with_bytes_and_are_visited_in_turn(visit: Visiting) -> None:
+def test_casts_are_drawn_on_edges_with_bytes_and_visited_in_turn(visit: Visiting) -> None:
     casts = bert().figures()[1].data["casts"]
     visited = visit(bert_page())
     for cast in (*casts, casts[0]):
@@ -124,7 +124,7 @@ def test_the_search_finds_names_and_types(visit: Visiting) -> None:
 # -- keyboard, print, no script --------------------------------------------------------------------------
 
 
-def test_the_graph_is_operable_by_keyboard_alone(visit: Visiting) -> None:
+def test_the_graph_works_with_only_a_keyboard(visit: Visiting) -> None:
     visited = visit(bert_page())
     page = visited.page
     page.get_by_role("button", name="Fit the graph").focus()
@@ -157,7 +157,7 @@ def test_the_graph_is_operable_by_keyboard_alone(visit: Visiting) -> None:
     assert visited.quiet, visited.errors
 
 
-def test_a_print_shows_the_whole_graph_and_no_tools(visit: Visiting) -> None:
+def test_printing_shows_the_whole_graph_without_controls(visit: Visiting) -> None:
     visited = visit(bert_page())
     visited.page.emulate_media(media="print")
     assert not visited.page.locator(".toolbar").is_visible()
@@ -250,7 +250,7 @@ def test_hostile_names_run_nothing_and_break_nothing(visit: Visiting) -> None:
     assert visited.quiet, (visited.errors, visited.dialogs, visited.requests)
 
 
-def test_a_page_runs_no_script_but_its_own_and_loads_nothing(visit: Visiting) -> None:
+def test_a_page_runs_only_its_own_script_and_loads_nothing(visit: Visiting) -> None:
     page = visit(bert_page()).page
     page.evaluate(
         """() => {
@@ -298,7 +298,7 @@ def test_a_graph_of_many_ops_stays_small_on_screen(visit: Visiting, named: bool)
 # -- focus and turns -------------------------------------------------------------------------------------
 
 
-def test_wide_names_stay_in_their_boxes_and_whole_characters_alone_are_cut(visit: Visiting) -> None:
+def test_wide_names_fit_their_boxes_and_are_cut_between_characters(visit: Visiting) -> None:
     row = Row("\U0001f600" * 99, "\u6a21" * 99, "float32", inputs=("float32",), outputs=("float32",), reads=(-1,))
     page = visit(Report(Header("m", 8, {"": 17}), Totals(ops=1), (row,), (), ()).to_html()).page
     texts = page.locator("[data-part='0'] text")
@@ -327,7 +327,7 @@ def kept() -> Delta:
 
 
 @pytest.mark.parametrize(("made", "width", "dark"), [(lowered, WIDE, False), (kept, NARROW, True)])
-def test_the_page_of_a_difference_opens_quietly_and_counts_what_it_counts(
+def test_the_page_of_a_diff_opens_without_errors_and_its_counts_are_right(
     visit: Visiting, made: object, width: int, dark: bool
 ) -> None:
     delta = made()  # type: ignore[operator]
@@ -342,7 +342,7 @@ def test_the_page_of_a_difference_opens_quietly_and_counts_what_it_counts(
     assert sum(delta.counts.values()) > 10
 
 
-def test_changes_are_visited_in_turn_by_key_read_out_and_explained(visit: Visiting) -> None:
+def test_keys_visit_changes_in_turn_and_each_is_announced_and_explained(visit: Visiting) -> None:
     visited = visit(kept().to_html())
     page = visited.page
     page.locator("[data-part][tabindex='0']").focus()
@@ -364,7 +364,7 @@ def test_changes_are_visited_in_turn_by_key_read_out_and_explained(visit: Visiti
     assert visited.quiet, visited.errors
 
 
-def test_what_is_new_is_marked_and_new_casts_are_visited_first(visit: Visiting) -> None:
+def test_new_items_are_marked_and_new_casts_are_visited_first(visit: Visiting) -> None:
     visited = visit(lowered().to_html())
     page = visited.page
     page.get_by_role("button", name="Unfold all scopes").click()
@@ -378,7 +378,7 @@ def test_what_is_new_is_marked_and_new_casts_are_visited_first(visit: Visiting) 
     assert f"of {sum(cast.sign == '+' for cast in lowered().casts)})" in page.locator(".said").inner_text()
 
 
-def test_the_table_of_differences_leads_to_the_graph(visit: Visiting) -> None:
+def test_the_table_of_differences_links_to_the_graph(visit: Visiting) -> None:
     visited = visit(kept().to_html(), width=NARROW)
     row = visited.page.locator("#changes details tbody tr").first
     name = row.locator("td").nth(1).inner_text()
@@ -387,7 +387,7 @@ def test_the_table_of_differences_leads_to_the_graph(visit: Visiting) -> None:
     assert name in details(visited)
 
 
-def test_hostile_names_in_a_difference_run_nothing(visit: Visiting) -> None:
+def test_hostile_names_in_a_diff_run_nothing(visit: Visiting) -> None:
     report = hostile()
     rows = tuple(row._replace(outputs=("float16",)) for row in report.rows[:-1])
     visited = visit(diff(report, replace(report, rows=rows, outputs=(), casts=())).to_html())

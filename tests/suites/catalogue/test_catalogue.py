@@ -19,12 +19,12 @@ APART = {29, 30, 36, 43, 55, 59, 60}
 
 
 @every(CASES)
-def test_the_result_is_valid_opens_and_computes_what_it_did(case: Case) -> None:
+def test_the_result_is_valid_opens_and_computes_the_same(case: Case) -> None:
     assert of_result(case, converted(case).model) == []
 
 
 @every(CASES)
-def test_what_should_be_low_is_low_and_nothing_that_should_not(case: Case) -> None:
+def test_exactly_the_right_ops_are_lowered(case: Case) -> None:
     low = lowered(case)
     assert set(case.lowers.split()) <= low
     assert low.isdisjoint(case.stays.split())
@@ -38,29 +38,29 @@ def test_naive_conversion_fails_on_every_case(case: Case) -> None:
 # -- the pages ---------------------------------------------------------------------------------------------
 
 
-def test_the_pages_are_those_that_the_script_makes() -> None:
+def test_the_pages_match_the_scripts_output() -> None:
     """Red after an edit of failures.yaml: make pages."""
     folder = ROOT / "docs" / "failures"
     assert {path.name: path.read_text("utf-8") for path in folder.glob("*.md")} == TOOL["pages"]()
 
 
-def test_every_class_has_a_page_of_its_own_in_order() -> None:
+def test_every_class_has_its_own_page_in_order() -> None:
     assert list(ROWS) == list(range(1, 61))
     for key in ("page", "title", "test"):
         assert len({row[key] for row in ROWS.values()}) == 60
 
 
-def test_every_class_has_a_case_or_a_test_of_its_own() -> None:
+def test_every_class_has_a_case_or_its_own_test() -> None:
     assert {case.row for case in CASES} | APART == set(range(1, 61))
 
 
-def test_a_naive_conversion_fails_on_one_case_of_each_class_at_least() -> None:
+def test_naive_conversion_fails_on_at_least_one_case_of_each_class() -> None:
     """It survives what only other converters are known to fail on."""
     assert {case.row for case in CASES if case.fails} | APART == set(range(1, 61))
     assert {case.row for case in CASES if not case.fails} == {4, 11}
 
 
-def test_what_the_pages_name_is_there_and_of_that_class() -> None:
+def test_names_on_the_pages_exist_and_belong_to_the_class() -> None:
     known = {case.name: case.row for case in CASES if case.fails}
     for number, row in ROWS.items():
         name = row["test"]
@@ -69,10 +69,10 @@ def test_what_the_pages_name_is_there_and_of_that_class() -> None:
 
 
 @pytest.mark.parametrize("number", [number for number, row in ROWS.items() if "seen" in row])
-def test_a_naive_conversion_says_what_the_page_quotes(number: int) -> None:
+def test_naive_conversion_fails_with_the_message_on_the_page(number: int) -> None:
     said = [" ".join(text.split()) for case in CASES if case.row == number for text in of_naive(case)]
     assert any(ROWS[number]["seen"] in text for text in said), said
 
 
-def test_no_two_cases_have_one_name() -> None:
+def test_case_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)

@@ -38,7 +38,7 @@ FUSED = replace(PIECES, name="a LayerNormalization in pieces", fails="to its own
 # -- 29: sparse weights ------------------------------------------------------------------------------
 
 
-def test_a_sparse_weight_is_read_in_the_type_that_its_reader_has() -> None:
+def test_a_sparse_weight_takes_the_type_of_its_reader() -> None:
     model = corpus.with_sparse_weight()
     result = convert(model)
     assert result.report.totals.compute_lowered > 0
@@ -72,7 +72,7 @@ def _chain(path: Path, size: int, count: int) -> Path:
     return path
 
 
-def test_weights_in_another_file_are_converted_with_their_type(tmp_path: Path) -> None:
+def test_weights_in_another_file_are_converted_with_the_model(tmp_path: Path) -> None:
     path = _chain(tmp_path / "model.onnx", 8, 3)
     (tmp_path / "half").mkdir()
     convert(path).save(tmp_path / "half" / "model.onnx")
@@ -82,7 +82,7 @@ def test_weights_in_another_file_are_converted_with_their_type(tmp_path: Path) -
     assert objections.of_outputs(objections.run(onnx.load(path), feeds), rounded(after, feeds), bound=2**-6) == []
 
 
-def test_a_model_whose_weights_are_elsewhere_is_refused_and_not_guessed_at(tmp_path: Path) -> None:
+def test_a_model_with_missing_weights_is_refused(tmp_path: Path) -> None:
     path = _chain(tmp_path / "model.onnx", 8, 3)
     bare = onnx.load(path, load_external_data=False)
     with pytest.raises(ModelError, match="no folder is known for it; load it from its path, or pass the folder"):
@@ -90,7 +90,7 @@ def test_a_model_whose_weights_are_elsewhere_is_refused_and_not_guessed_at(tmp_p
     assert objections.of_loading(convert(bare, folder=tmp_path).model) == []
 
 
-def test_naive_conversion_changes_the_type_and_not_the_bytes(tmp_path: Path) -> None:
+def test_naive_conversion_changes_the_type_but_not_the_bytes(tmp_path: Path) -> None:
     bare = onnx.load(_chain(tmp_path / "model.onnx", 8, 3), load_external_data=False)
     with pytest.raises((OSError, ValueError, onnx.checker.ValidationError)):
         naive(bare)
@@ -128,7 +128,7 @@ def megabytes(script: str, folder: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_does_not_grow_with_the_model_but_in_naive_conversion_it_does(outside: Path) -> None:
+def test_memory_grows_with_the_model_only_in_naive_conversion(outside: Path) -> None:
     """The model holds 128 MiB, its largest weight 16 MiB: three of those, and as much again for buffers."""
     folder = outside.parent
     (folder / "small").mkdir()
@@ -142,7 +142,7 @@ def test_memory_does_not_grow_with_the_model_but_in_naive_conversion_it_does(out
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
-def test_what_is_low_already_is_left_as_it_is(to: str) -> None:
+def test_ops_already_in_half_precision_stay_unchanged(to: str) -> None:
     once = convert(FUSED.model(), to=to).model
     twice = convert(once, to=to)
     assert twice.plan.empty
@@ -232,7 +232,7 @@ RANGES = (
 
 
 @every(RANGES)
-def test_a_range_that_only_data_shows_needs_keep_and_keep_cures_it(case: Case) -> None:
+def test_an_overflow_visible_only_in_data_is_cured_by_keep(case: Case) -> None:
     """Nothing in these graphs and constants tells them from harmless ones: they are lowered."""
     assert of_numbers(case, convert(case.model()).model) != []
     result = converted(case)
@@ -241,12 +241,12 @@ def test_a_range_that_only_data_shows_needs_keep_and_keep_cures_it(case: Case) -
 
 
 @every(RANGES)
-def test_naive_conversion_fails_where_only_data_could_tell(case: Case) -> None:
+def test_naive_conversion_fails_where_only_data_shows_it(case: Case) -> None:
     assert naive_fails(case)
 
 
 @every([case for case in RANGES if case.row == 43])
-def test_bfloat16_cures_a_range_without_any_keep(case: Case) -> None:
+def test_bfloat16_cures_an_overflow_without_keep(case: Case) -> None:
     after = convert(case.model(), to="bfloat16", target="onnx").model
     assert [text for text in of_numbers(case, after) if "finite" in text] == []
 
@@ -254,7 +254,7 @@ def test_bfloat16_cures_a_range_without_any_keep(case: Case) -> None:
 # -- 53, 57: what the report says ----------------------------------------------------------------------
 
 
-def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_opset() -> None:
+def test_a_convolution_names_the_opset_that_bfloat16_needs() -> None:
     text = "g (float[1,1,4,4] x) => (float[1,1,4,4] y) { y = Conv (x, w) }"
     case = Case(57, "", text, weights={"w": (1, 1, 1, 1)}, fails="", options={"to": "bfloat16"})
     few, finding = converted(case).report.findings
@@ -266,7 +266,7 @@ def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_o
 # -- 55: half on a CPU -----------------------------------------------------------------------------------
 
 
-def test_the_command_line_says_that_half_is_for_gpus() -> None:
+def test_the_command_line_warns_that_half_precision_is_for_gpus() -> None:
     words = " ".join(CliRunner().invoke(program, ["convert", "--help"]).output.split())
     assert "For GPUs: half precision is slow on a CPU" in words
 
@@ -282,11 +282,11 @@ def test_a_session_on_a_cpu_runs_the_float32_model_and_says_why() -> None:
 # -- 56: fusions ---------------------------------------------------------------------------------------
 
 
-def test_a_norm_in_pieces_still_becomes_one_op_in_the_runtime(tmp_path: Path) -> None:
+def test_the_runtime_still_fuses_a_decomposed_norm(tmp_path: Path) -> None:
     assert "LayerNormalization" in runs(converted(FUSED).model, tmp_path)
 
 
-def test_naive_conversion_breaks_the_norm_apart(tmp_path: Path) -> None:
+def test_naive_conversion_prevents_fusion_of_the_norm(tmp_path: Path) -> None:
     model = FUSED.model()
     for node in model.graph.node:
         node.name = node.output[0]  # else its names collide, which is another row
@@ -325,7 +325,7 @@ def quantized() -> ModelProto:
     return model
 
 
-def test_a_product_between_quantizers_stays_one_integer_op_in_the_runtime(tmp_path: Path) -> None:
+def test_the_runtime_still_fuses_a_quantized_product_into_an_integer_op(tmp_path: Path) -> None:
     result = convert(quantized())
     assert result.report.totals.compute_lowered == 2
     assert "QLinearMatMul" in runs(quantized(), tmp_path) & runs(result.model, tmp_path)

@@ -20,7 +20,7 @@ def worker() -> Iterator[Worker]:
     found.close()
 
 
-def test_models_of_the_standard_convert_and_are_right(worker: Worker) -> None:
+def test_models_of_the_standard_convert_and_agree(worker: Worker) -> None:
     assert len(worker.small) > 250
     results = run_cases(worker, worker.small[::EACH])
     found = [f"{o.case}, {o.mode}: {o.verdict}: {o.note[:300]}" for o in results.failures]

@@ -50,7 +50,7 @@ WRONG: list[tuple[object, object, float, int]] = [
 ]
 
 
-def test_outputs_are_right_up_to_the_bound_and_nothing_else_is() -> None:
+def test_outputs_agree_only_up_to_the_bound() -> None:
     assert [case for case in RIGHT if objection(*case[:3], quantum=case[3]) is not None] == []  # type: ignore[arg-type]
     assert [case for case in WRONG if objection(*case[:3], quantum=case[3]) is None] == []  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ X = np.float32([[1, 2, 3, 4], [-4, 3, -2, 1]])
 Y = np.maximum(X @ np.float32([[1, -2], [3, 0.5], [0.25, 7], [-1, 1]]), 0)
 
 
-def test_a_model_that_converts_well_is_right_by_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_conversion_is_judged_right_against_expected_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trial_of(monkeypatch, MATMUL, X, Y)
     assert (found.verdict, found.how) == ("right", "expected")
 
@@ -109,7 +109,7 @@ def test_another_operator_in_the_converted_model_is_wrong(monkeypatch: pytest.Mo
     assert trial_of(monkeypatch, MATMUL, X, Y).verdict == "wrong"
 
 
-def test_a_model_that_does_not_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_the_checker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, lambda m: m.graph.node.pop(0))
     assert trial_of(monkeypatch, MATMUL, X, Y).verdict == "check"
 
@@ -127,7 +127,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     monkeypatch.setattr(trial, "_converted", spoilt)
 
 
-def test_what_leaves_the_range_is_right_only_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overflowing_model_is_right_only_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
     for scale, values in ((1e4, 2), (2e4, 3)):  # 80 000 is an input
         found = trial_of(monkeypatch, MATMUL, X * np.float32(scale), Y * np.float32(scale))
         assert (found.verdict, found.note) == ("data", f"{values} values beyond 65504, the largest above 1e5")
@@ -170,7 +170,7 @@ def results_with(verdict: str) -> Results:
     return results
 
 
-def test_the_page_counts_and_names_what_is_wrong_and_what_only_data_cures() -> None:
+def test_the_page_lists_wrong_models_and_those_that_data_corrects() -> None:
     line = next(line for line in score(results_with("hang")).splitlines() if "default to float16" in line)
     assert [cell.strip() for cell in line.strip("|").split("|")[1:]] == ["2", "1", "0", "1", "1", "1 of 1"]
     wrong, right = (page(results_with(verdict)) for verdict in ("wrong", "right"))

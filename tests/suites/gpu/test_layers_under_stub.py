@@ -72,7 +72,7 @@ def opened(name: str, opset: int, folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_layer_has_the_nodes_that_cuda_is_fast_at(name: str, tmp_path: Path, cuda_stub: Path) -> None:
+def test_a_layer_becomes_operators_that_are_fast_on_cuda(name: str, tmp_path: Path, cuda_stub: Path) -> None:
     found = opened(name, 18, tmp_path)
     claimed = CLAIMS[name][1]
     assert {key: found[key] for key in claimed} == claimed
@@ -80,5 +80,5 @@ def test_a_layer_has_the_nodes_that_cuda_is_fast_at(name: str, tmp_path: Path, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
-def test_an_export_at_opset_23_becomes_the_same(name: str, tmp_path: Path, cuda_stub: Path) -> None:
+def test_an_export_at_opset_23_becomes_the_same_operators(name: str, tmp_path: Path, cuda_stub: Path) -> None:
     assert opened(name, 23, tmp_path) == opened(name, 18, tmp_path)

@@ -43,7 +43,7 @@ def digits() -> np.ndarray:
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["digits_cnn", "digits_vit"])
-def test_the_gpu_answers_as_its_emulation_does(name: str, to: str, digits: np.ndarray) -> None:
+def test_the_gpu_agrees_with_its_emulation(name: str, to: str, digits: np.ndarray) -> None:
     converted = amp_rewrite.convert(MODELS / f"{name}.onnx", to=to)
     real = Runner.open(converted.result, SessionOptions(providers=(CUDA, CPU)))
     twin = Runner.open(amp_rewrite.emulate(converted.result))
@@ -52,7 +52,7 @@ def test_the_gpu_answers_as_its_emulation_does(name: str, to: str, digits: np.nd
     assert np.count_nonzero(answers[0] != answers[1]) <= LOST_ANSWERS
 
 
-def test_a_benchmark_has_both_float32_baselines_and_memory(digits: np.ndarray) -> None:
+def test_a_benchmark_reports_both_float32_baselines_and_memory(digits: np.ndarray) -> None:
     source = MODELS / "digits_vit.onnx"
     half = amp_rewrite.convert(source).result
     found = amp_rewrite.bench([source, half], {"image": digits}, rounds=2)
@@ -62,7 +62,7 @@ def test_a_benchmark_has_both_float32_baselines_and_memory(digits: np.ndarray) -
     assert all(entry.memory for entry in found.entries), found.notes
 
 
-def test_half_weights_take_less_of_the_gpu(tmp_path: Path) -> None:
+def test_half_precision_weights_take_less_gpu_memory(tmp_path: Path) -> None:
     text = '<ir_version: 10, opset_import: ["": 20]> g (float[n, 4096] x) => (float[n, 4096] y) { y = MatMul (x, w) }'
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(from_array(np.full((4096, 4096), 0.01, np.float32), "w"))
@@ -129,7 +129,7 @@ def batch_of(name: str) -> tuple[Arrays, list[Array]]:
 
 @pytest.mark.parametrize("way", OPTIONS)
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_an_exported_transformer_gives_the_numbers_of_pytorch(name: str, way: str) -> None:
+def test_an_exported_transformer_agrees_with_pytorch(name: str, way: str) -> None:
     source, (inputs, wanted) = TESTS / "models" / f"{name}.onnx", batch_of(name)
     converted = amp_rewrite.convert(source, **OPTIONS[way])
     near = NEAR[OPTIONS[way].get("to", "float16")]
@@ -137,7 +137,7 @@ def test_an_exported_transformer_gives_the_numbers_of_pytorch(name: str, way: st
 
 
 @pytest.mark.parametrize("body", [LAYER_NORM, RMS_NORM, ERF, TANH], ids=["layer norm", "rms norm", "erf", "tanh"])
-def test_operators_of_onnxruntime_give_the_numbers_of_what_they_replace(body: str) -> None:
+def test_operators_of_onnxruntime_agree_with_the_ops_they_replace(body: str) -> None:
     plain = model_of("t = Add (x, z)  " + body)
     converted = amp_rewrite.convert(plain, fuse="contrib", lower=["op=*"])
     feed = random_feed(plain)
@@ -169,7 +169,7 @@ def test_a_convolution_is_bfloat16_where_the_provider_has_a_kernel(opset: int, l
 
 
 @pytest.mark.parametrize("to", ["float32", "float16"])
-def test_channels_last_gives_the_numbers_of_channels_first(to: str) -> None:
+def test_channels_last_agrees_with_channels_first(to: str) -> None:
     model = convolution(20)
     model = model if to == "float32" else amp_rewrite.convert(model).result
     first, last = opened(model), opened(model, prefer_nhwc="1")
@@ -177,7 +177,7 @@ def test_channels_last_gives_the_numbers_of_channels_first(to: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_dynamo22", "whisper_step_dynamo20", "gpt2_dynamo18"])
-def test_a_recorded_graph_of_a_converted_model_gives_the_same_numbers(name: str) -> None:
+def test_a_recorded_graph_of_a_converted_model_gives_the_same_results(name: str) -> None:
     inputs, _ = batch_of(name)
     converted = amp_rewrite.convert(TESTS / "models" / f"{name}.onnx")
     fixed = clone(converted.model)
@@ -192,7 +192,7 @@ def test_a_recorded_graph_of_a_converted_model_gives_the_same_numbers(name: str)
     assert distance(wanted, [np.float32(value) for value in binding.arrays().values()]) < 2.0**-10
 
 
-def test_decoding_with_a_cache_of_half_precision_says_what_float32_says() -> None:
+def test_decoding_with_a_half_precision_cache_gives_the_float32_tokens() -> None:
     source, (inputs, _) = TESTS / "models" / "gpt2_dynamo18.onnx", batch_of("gpt2_dynamo18")
     names = [name for name in inputs if name.startswith("past")]
     float32 = opened(source)
@@ -220,7 +220,7 @@ STATE = """<ir_version: 10, opset_import: ["": 20]> g (float16[2, 8] state, floa
     { h = Cast <to = 10> (x)  s = Add (state, h)  next = Add (s, s) }"""
 
 
-def test_a_state_goes_from_run_to_run_without_leaving_the_gpu() -> None:
+def test_a_state_is_fed_back_without_leaving_the_gpu() -> None:
     session = Session(onnx.parser.parse_model(STATE), providers=[CUDA, CPU])
     x, state = np.full((2, 8), 0.25, np.float32), np.full((2, 8), 0.5, np.float16)
     wanted, on_device = state, session.bind({"state": state, "x": x}).inputs["state"]
@@ -261,7 +261,7 @@ def test_low_types_travel_to_the_gpu_and_back() -> None:
     np.testing.assert_array_equal(binding.arrays()["c"], np.array([6, 8], ml_dtypes.bfloat16))
 
 
-def test_a_recorded_graph_computes_with_what_is_fed() -> None:
+def test_a_recorded_graph_reads_the_newly_fed_values() -> None:
     session = Session(onnx.parser.parse_model(MLP), policy="mixed_float16", cache=None, cuda_graph=True)
     eye = np.eye(2, 8, dtype=np.float32)
     binding = session.bind({"x": eye})
@@ -290,7 +290,7 @@ DATA = list(batches(100))
 
 
 @pytest.mark.parametrize(("policy", "near"), [("float32", 1e-4), ("mixed_float16", 1e-2), ("mixed_bfloat16", 5e-2)])
-def test_losses_on_the_gpu_are_those_of_the_cpu(policy: str, near: float) -> None:
+def test_losses_on_the_gpu_match_those_on_the_cpu(policy: str, near: float) -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam,lr=0.01", policy=policy)
     there, here = Trainer(step), Trainer(step, providers=(CPU,))
     assert there.where.startswith("CUDAExecutionProvider")
@@ -299,7 +299,7 @@ def test_losses_on_the_gpu_are_those_of_the_cpu(policy: str, near: float) -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 3}, {"policy": "float32", "loss_scale": 8}])
-def test_a_run_that_is_resumed_on_the_gpu_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_resumed_on_the_gpu_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
     step = training_step(mlp(), **{"loss": CROSS_ENTROPY, "optimizer": "adam,lr=0.01", **options})
     straight, first, second = (Trainer(step) for _ in range(3))
     straight.fit(DATA)

@@ -37,7 +37,7 @@ def rows_of(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: Path, tmp_path: Path) -> None:
+def test_the_whole_suite_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: Path, tmp_path: Path) -> None:
     words = ("--provider", "cpu", "--tiny", "--kinds", *KINDS)
     first = measure(grown, tmp_path, *words)
     assert first.returncode == 0, first.stderr
@@ -65,7 +65,7 @@ def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: 
 
 
 @pytest.mark.skipif(cuda_opens(), reason="a CUDA provider opens here")
-def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_is_measured_and_a_message_says_so(grown: Path, tmp_path: Path) -> None:
     done = measure(grown, tmp_path / "out")
     said = (
         "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
@@ -75,7 +75,7 @@ def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_checkout_holds_is_not_packed_again(skeletons: Path, tmp_path: Path) -> None:
+def test_files_in_the_checkout_are_not_packed_again(skeletons: Path, tmp_path: Path) -> None:
     whole, rest = tmp_path / "whole.tar.xz", tmp_path / "rest.tar.xz"
     skeleton_files.pack(skeletons, SMALL, whole)
     skeleton_files.pack(skeletons, SMALL, rest, whole)
@@ -94,7 +94,7 @@ def road_of(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
     return rows_of(out), (out / "gpu.md").read_text("utf-8")
 
 
-def test_a_pack_becomes_a_table_without_a_gpu(skeletons: Path, tmp_path: Path) -> None:
+def test_a_pack_is_tabulated_without_a_gpu(skeletons: Path, tmp_path: Path) -> None:
     rows, page = road_of(skeletons, tmp_path)
     assert [name for name, row in rows.items() if "time" in row] == [f"beside {SMALL}"]
     assert f"| {SMALL} | plain command |" in page
@@ -103,7 +103,7 @@ def test_a_pack_becomes_a_table_without_a_gpu(skeletons: Path, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.transformers
-def test_pytorch_computes_what_the_model_of_the_skeleton_does(tmp_path: Path) -> None:
+def test_pytorch_computes_the_same_as_the_skeletons_model(tmp_path: Path) -> None:
     from benchmarks.gpu import gpu_grow
 
     name = "resnet50_one"
@@ -118,7 +118,7 @@ def test_pytorch_computes_what_the_model_of_the_skeleton_does(tmp_path: Path) ->
 
 @pytest.mark.torch
 @pytest.mark.transformers
-def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() -> None:
+def test_a_module_has_exactly_the_skeletons_weights() -> None:
     from benchmarks.gpu import gpu_builds
 
     plain = gpu_builds.Module.of("mlp_tiny")
@@ -131,7 +131,7 @@ def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() 
 
 @pytest.mark.torch
 @pytest.mark.transformers
-def test_pytorch_attends_by_its_kernels_for_half_and_without_a_mask_of_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_uses_its_half_precision_attention_without_a_mask_of_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from transformers import ViTConfig, ViTForImageClassification
     from transformers.models.vit import modeling_vit
@@ -169,7 +169,7 @@ ODD += " (s, q, v)  c = Concat <axis = 1> (w, zeros_5)  p = MatMul (h, c)  y = S
 
 
 @pytest.mark.parametrize("edit", [gpu_trials.flat_biases, gpu_trials.stated_masks, gpu_trials.odd_columns])
-def test_a_trial_takes_a_rewrite_back_and_changes_no_result(edit: gpu_trials.Edit) -> None:
+def test_a_trial_reverts_a_rewrite_without_changing_a_result(edit: gpu_trials.Edit) -> None:
     text = ODD.replace("WORDS", ", ".join(["1"] * 24)).replace("ZEROS", ", ".join(["0"] * 40))
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> {text}')
     feed = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float16)}

@@ -15,14 +15,14 @@ from support.rounded_products import relative_error, rounded_products
 
 
 @every(CASES)
-def test_results_are_within_tolerance_where_a_reference_is(case: Case) -> None:
+def test_results_are_within_tolerance_wherever_the_reference_is(case: Case) -> None:
     found = errors(case)
     if case.kind == HIT or found.results <= case.limit or found.operands <= case.limit:
         assert found.ours <= case.limit, found
 
 
 @every(CASES)
-def test_what_may_be_low_is_low_and_nothing_that_may_not(case: Case) -> None:
+def test_exactly_the_permitted_ops_are_lowered(case: Case) -> None:
     low = lowered(case)
     assert set(case.lowers.split()) <= low
     assert low.isdisjoint(case.stays.split())
@@ -52,7 +52,7 @@ def rounded(array: Any, to: DType) -> Any:
 
 @pytest.mark.parametrize("text", [PLAIN, BODY, FUNCTION], ids=["plain", "body", "function"])
 @pytest.mark.parametrize("to", KINDS)
-def test_operands_are_rounded_and_with_results_these_too(to: DType, text: str) -> None:
+def test_operands_are_rounded_and_results_on_request(to: DType, text: str) -> None:
     source = model(text)
     feeds = {**FEEDS, **({"c": np.array(True)} if text is BODY else {})}
     exact = rounded(np.exp(X), to) @ rounded(W, to)
@@ -83,7 +83,7 @@ def test_an_error_is_relative_to_the_largest_number(exact: list[Any], result: li
 
 @pytest.mark.parametrize("text", [PLAIN, BODY, FUNCTION], ids=["plain", "body", "function"])
 @pytest.mark.parametrize("to", KINDS)
-def test_draws_differ_and_stay_within_what_rounding_may_do(to: DType, text: str) -> None:
+def test_random_roundings_differ_and_stay_within_the_rounding_error(to: DType, text: str) -> None:
     source = model(text)
     feeds = {**FEEDS, **({"c": np.array(True)} if text is BODY else {})}
     exact = np.exp(X) @ W

@@ -45,14 +45,14 @@ NO_MODEL = {
 
 
 @pytest.mark.parametrize("name", NO_MODEL)
-def test_a_file_that_is_no_model_is_refused_in_one_line(cage: Cage, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_a_model_is_refused_in_one_line(cage: Cage, tmp_path: Path, name: str) -> None:
     content, fact = NO_MODEL[name]
     outcome = converting(cage, tmp_path, content)
 
     assert outcome.refused and fact in outcome.err, outcome
 
 
-def test_a_model_cut_off_at_any_byte_is_refused_or_read_as_a_shorter_model(tmp_path: Path) -> None:
+def test_a_model_truncated_anywhere_is_refused_or_read_as_a_shorter_one(tmp_path: Path) -> None:
     content, path = sound().SerializeToString(), tmp_path / "m.onnx"
     refused = 0
 
@@ -89,7 +89,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", ["10^12 elements in a few bytes", "2^62 elements", "10^12 times 0 elements"])
-def test_a_weight_that_lies_about_itself_is_refused_without_much_memory(cage: Cage, tmp_path: Path, name: str) -> None:
+def test_a_weight_with_wrong_dims_is_refused_without_much_memory(cage: Cage, tmp_path: Path, name: str) -> None:
     outcome = converting(cage, tmp_path, LIES[name], "--target", "onnx")
 
     assert outcome.refused, outcome
@@ -97,7 +97,7 @@ def test_a_weight_that_lies_about_itself_is_refused_without_much_memory(cage: Ca
 
 
 @pytest.mark.parametrize("opset", [0, 10**6, -(2**63)])
-def test_an_opset_that_is_none_is_refused(cage: Cage, tmp_path: Path, opset: int) -> None:
+def test_an_invalid_opset_is_refused(cage: Cage, tmp_path: Path, opset: int) -> None:
     model = sound()
     model.opset_import[0].version = opset
 
@@ -206,7 +206,7 @@ ODD: dict[str, ModelProto] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_model_is_refused_or_converted_and_nothing_else(cage: Cage, tmp_path: Path, name: str) -> None:
+def test_an_odd_model_is_either_refused_or_converted(cage: Cage, tmp_path: Path, name: str) -> None:
     outcome = converting(cage, tmp_path, ODD[name], "--target", "onnx", "--set", "level=lower-all")
 
     assert outcome.code == 0 or outcome.refused
@@ -221,7 +221,7 @@ def nested(levels: int) -> ModelProto:
     return graph_of(f"{words} y = MatMul (z, z)")
 
 
-def test_bodies_as_deep_as_protobuf_reads_are_fine(cage: Cage, tmp_path: Path) -> None:
+def test_bodies_nested_to_the_limit_of_protobuf_are_converted(cage: Cage, tmp_path: Path) -> None:
     assert converting(cage, tmp_path, nested(30), "--target", "onnx").code == 0
 
 
@@ -236,7 +236,7 @@ def deep_bytes(levels: int) -> bytes:
 
 
 @pytest.mark.parametrize("levels", [40, 30_000])
-def test_bodies_deeper_than_that_are_refused(cage: Cage, tmp_path: Path, levels: int) -> None:
+def test_bodies_nested_beyond_the_limit_of_protobuf_are_refused(cage: Cage, tmp_path: Path, levels: int) -> None:
     assert converting(cage, tmp_path, deep_bytes(levels)).refused
 
 
@@ -244,7 +244,7 @@ def test_bodies_deeper_than_that_are_refused(cage: Cage, tmp_path: Path, levels:
 
 
 @pytest.mark.parametrize("steps", ["", "c = Exp (b)  ", "d = Relu (b)  c = Exp (d)  "])
-def test_what_reads_a_value_of_unknown_type_stays_float32(steps: str) -> None:
+def test_readers_of_a_value_of_unknown_type_stay_float32(steps: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[8,8] x, float[8,8] w) => (float[8,8] y) {{
         a = MatMul (x, w)  b = my.Op (a)  {steps}y = MatMul ({"c" if steps else "b"}, w) }}"""
     made = convert(onnx.parser.parse_model(text))
@@ -253,7 +253,7 @@ def test_what_reads_a_value_of_unknown_type_stays_float32(steps: str) -> None:
 
 
 @pytest.mark.parametrize(("axes", "known"), [(MAX_AXES, True), (MAX_AXES + 1, False)])
-def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes: int, known: bool) -> None:
+def test_a_declared_shape_with_more_axes_than_numpy_supports_is_ignored(axes: int, known: bool) -> None:
     """A model of 300 bytes declares 2^31 of them."""
     made = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (float[8,8] x) => (float[8,8] y) <int64[2] size = {8,8}> {
@@ -270,7 +270,7 @@ def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes:
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_fuzzing_found_stays_mended(path: Path) -> None:
+def test_defects_found_by_fuzzing_stay_fixed(path: Path) -> None:
     target, content = targets.TARGETS[path.parent.name], path.read_bytes()
     if target not in (targets.model, targets.emulated):
         target(content)
@@ -346,7 +346,7 @@ FOLDED = {
 
 
 @pytest.mark.parametrize("name", FOLDED)
-def test_what_constants_would_make_is_computed_only_if_it_is_small(cage: Cage, tmp_path: Path, name: str) -> None:
+def test_constants_are_folded_only_into_small_results(cage: Cage, tmp_path: Path, name: str) -> None:
     weights = "float one = {1}, float[1,1] w = {1}, int64[3] i = {0, 0, 0}, float[64,64] big"
     weights += ", float[64,1,1] col, float[1,64,1] row, float[1,1,64] deep"
     model = onnx.parser.parse_model(
@@ -394,7 +394,7 @@ DIMS = {
 
 @pytest.mark.parametrize("place", ["input", "value", "large weight"])
 @pytest.mark.parametrize("name", DIMS)
-def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path: Path, name: str, place: str) -> None:
+def test_impossible_dims_are_refused_or_ignored(cage: Cage, tmp_path: Path, name: str, place: str) -> None:
     model = with_dims(DIMS[name], place)
     converting(cage, tmp_path, model, "--opset", "auto", "--fuse", "contrib", "--target", "tensorrt")
     if place == "value":  # other commands read shapes as a conversion does

@@ -54,7 +54,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_model(cage: Cage, folder: Pa
     assert files(disk) == before
 
 
-def test_a_disk_that_cannot_be_written_is_one_line(cage: Cage, folder: Path, disk: Path) -> None:
+def test_a_read_only_disk_is_one_line(cage: Cage, folder: Path, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     outcome = convert(cage, folder, "-o", str(disk / "out.onnx"))
 
@@ -74,7 +74,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_place_that_is_none_is_refused(cage: Cage, folder: Path, name: str) -> None:
+def test_an_impossible_output_path_is_refused(cage: Cage, folder: Path, name: str) -> None:
     place, fact = PLACES[name]
     (folder / "link.onnx").symlink_to("m.onnx")
     (folder / "dangling.onnx").symlink_to("nowhere.onnx")
@@ -85,7 +85,7 @@ def test_a_place_that_is_none_is_refused(cage: Cage, folder: Path, name: str) ->
     assert files(folder) == before
 
 
-def test_of_a_link_as_output_the_link_is_replaced_and_not_what_it_leads_to(cage: Cage, folder: Path) -> None:
+def test_an_output_link_is_replaced_but_not_its_target(cage: Cage, folder: Path) -> None:
     """So a link that someone else put there cannot have a file elsewhere overwritten."""
     victim = folder.parent / "victim"
     victim.write_bytes(b"precious")
@@ -140,7 +140,7 @@ def start(*words: str | Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_a_save_that_is_killed_at_any_step_leaves_the_old_model_or_the_new_one(tmp_path: Path, external: bool) -> None:
+def test_a_save_killed_at_any_step_leaves_the_old_model_or_the_new_one(tmp_path: Path, external: bool) -> None:
     models = [tmp_path / "new.onnx", tmp_path / "old.onnx"]
     for seed, path in zip((1, 0), models, strict=True):
         onnx.save(net(seed), path)
@@ -153,7 +153,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_the_old_model_or_the_new_one(t
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_a_conversion_without_a_word_and_leaves_nothing(folder: Path, number: int) -> None:
+def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(folder: Path, number: int) -> None:
     program = (
         "import os, signal, sys\nfrom amp_rewrite.__main__ import main\n"
         f"signal.signal({number:d}, signal.SIG_DFL)\n"  # a shell ignores it for what runs behind
@@ -168,7 +168,7 @@ def test_an_interrupt_ends_a_conversion_without_a_word_and_leaves_nothing(folder
     assert list(files(folder)) == ["m.onnx"]
 
 
-def test_two_processes_that_write_one_output_leave_one_whole_model(tmp_path: Path) -> None:
+def test_two_processes_writing_the_same_output_leave_one_whole_model(tmp_path: Path) -> None:
     """They write two models in turn, so that each keeps finding, as outdated, what the other has just written."""
     for seed in (0, 1):
         onnx.save(net(seed), tmp_path / f"{seed}.onnx")

@@ -32,7 +32,7 @@ def shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_a_report_replaces_no_file_unasked(cage: Cage, folder: Path, words: tuple[str, ...]) -> None:
+def test_a_report_never_replaces_a_file_unasked(cage: Cage, folder: Path, words: tuple[str, ...]) -> None:
     (folder / "package.json").write_text("{}")
     outcome = cage.run("m.onnx", "-o", "out.onnx", "--report", "package.json", *words, folder=folder)
 
@@ -43,7 +43,7 @@ def test_a_report_replaces_no_file_unasked(cage: Cage, folder: Path, words: tupl
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_report_never_replaces_the_weights_that_are_read(cage: Cage, tmp_path: Path, linked: bool) -> None:
+def test_a_report_never_replaces_the_weights_of_its_model(cage: Cage, tmp_path: Path, linked: bool) -> None:
     model = sound()
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.json", size_threshold=0)
@@ -70,7 +70,7 @@ PIPES = {
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_in_a_files_place_is_not_waited_for(cage: Cage, folder: Path, name: str) -> None:
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(cage: Cage, folder: Path, name: str) -> None:
     file, words = PIPES[name]
     os.mkfifo(folder / file)
     os.utime(folder / file, (1, 1))
@@ -83,7 +83,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(cage: Cage, folder: Path, nam
 
 @pytest.mark.parametrize("mode", [0o640, 0o400])
 @pytest.mark.parametrize("external", [False, True])
-def test_what_is_replaced_keeps_its_permissions(folder: Path, mode: int, external: bool) -> None:
+def test_a_replaced_file_keeps_its_permissions(folder: Path, mode: int, external: bool) -> None:
     out, model = folder / "out.onnx", Model.load(net(size=30))
     model.save(out)
     out.chmod(mode)
@@ -127,7 +127,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("words", STREAMS)
-def test_a_stream_that_fails_leaves_nothing_half_done(folder: Path, words: str) -> None:
+def test_a_failing_stream_leaves_no_partial_files(folder: Path, words: str) -> None:
     code, written = STREAMS[words]
     done = shell(folder, words)
 
@@ -153,7 +153,7 @@ def stored(folder: Path) -> Cache:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_a_cache_that_others_may_write_is_not_used(tmp_path: Path, mode: int) -> None:
+def test_a_cache_writable_by_others_is_not_used(tmp_path: Path, mode: int) -> None:
     cache = stored(tmp_path)
     (tmp_path / "v1").chmod(mode)
 

@@ -57,7 +57,7 @@ def to_hole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [overwrite, append, truncate, to_hole])
-def test_weights_that_are_written_to_while_a_model_is_saved_are_not_mixed(
+def test_weights_changed_while_a_model_is_saved_are_not_mixed(
     source: tuple[Path, Path], change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """The file is open, and it is the same file: half of what was read is old, and half is new."""
@@ -77,7 +77,7 @@ def test_weights_that_are_written_to_while_a_model_is_saved_are_not_mixed(
     assert files(out) == {"out.onnx": b"the old model"}
 
 
-def test_a_file_that_is_written_to_is_found_out_as_the_next_one_is_opened(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed_when_the_next_one_is_opened(tmp_path: Path) -> None:
     onnx.save_model(
         net(size=300), tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0
     )
@@ -93,9 +93,7 @@ def test_a_file_that_is_written_to_is_found_out_as_the_next_one_is_opened(tmp_pa
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_a_model_that_is_written_to_while_it_is_loaded_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_changed_while_it_is_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(net(size=300), path)
     walk = wire.lightened
@@ -115,7 +113,7 @@ def test_a_model_that_is_written_to_while_it_is_loaded_is_refused(
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
 @pytest.mark.parametrize("external", [False, True])
-def test_a_file_system_that_cannot_sync_or_lock_is_written_to(
+def test_a_file_system_without_sync_or_locks_can_be_written(
     code: int, external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
@@ -143,7 +141,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["other.onnx", "other.model", "sub/other.onnx"])
-def test_data_of_the_model_read_stays_when_another_model_with_it_is_replaced(saved: Path, name: str) -> None:
+def test_data_of_the_source_stays_when_another_model_with_it_is_replaced(saved: Path, name: str) -> None:
     other = saved.parent / name
     other.parent.mkdir(exist_ok=True)
     shutil.copy(saved, other)

@@ -113,7 +113,7 @@ def test_a_malformed_report_is_refused(request: pytest.FixtureRequest, folder: P
         assert len(str(refusal.value)) < 1000
 
 
-def test_reasons_that_go_round_in_a_circle_come_to_an_end(cage: Cage, folder: Path) -> None:
+def test_circular_reasons_come_to_an_end(cage: Cage, folder: Path) -> None:
     model = {"name": "m", "ir_version": 10, "opsets": {}, "to": "float16"}
     row = {"op": "Relu", "dtype": "float32", "rule": "deny_forward"}
     ring = [{**row, "name": "a", "because_row": 1}, {**row, "name": "b", "because_row": 0}]
@@ -171,7 +171,7 @@ FORMS = ("text", "json", "markdown", "github")
 
 
 @pytest.mark.slow
-def test_no_name_can_make_a_terminal_or_a_workflow_do_anything(cage: Cage, folder: Path) -> None:
+def test_no_name_injects_commands_into_a_terminal_or_a_workflow(cage: Cage, folder: Path) -> None:
     other = f"n{EVIL.replace('/', '')}.onnx"
     runs = evil_model("Softmax")
     del runs.graph.node[1]  # which no runtime knows

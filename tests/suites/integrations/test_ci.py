@@ -41,7 +41,7 @@ def fits(schema: str, file: Path) -> bool:
 @pytest.mark.parametrize(
     ("schema", "key"), [("github-workflows", "jobs"), ("gitlab-ci", "include")], ids=["workflow", "pipeline"]
 )
-def test_what_the_page_shows_fits_the_schema_of_its_ci_system(tmp_path: Path, schema: str, key: str) -> None:
+def test_examples_on_the_page_fit_the_schema_of_their_ci_system(tmp_path: Path, schema: str, key: str) -> None:
     (tmp_path / "shown.yml").write_text(shown(key), "utf-8")
     assert fits(schema, tmp_path / "shown.yml")
     (tmp_path / "broken.yml").write_text(shown(key).replace("precision:\n", "precision: 3\nother:\n"), "utf-8")
@@ -49,7 +49,7 @@ def test_what_the_page_shows_fits_the_schema_of_its_ci_system(tmp_path: Path, sc
 
 
 @pytest.mark.parametrize(("schema", "file"), [("github-actions", "action.yml"), ("gitlab-ci", "ci/gitlab.yml")])
-def test_the_action_and_the_template_fit_their_schemas(schema: str, file: str) -> None:
+def test_the_action_and_the_template_match_their_schemas(schema: str, file: str) -> None:
     assert fits(schema, ROOT / file)
 
 
@@ -74,7 +74,7 @@ def test_actionlint_finds_nothing_in_the_workflow_of_the_page(tmp_path: Path) ->
     assert "absent" in found[0]["message"]
 
 
-def test_pre_commit_runs_the_hook_of_a_checkout_in_another_repository(tmp_path: Path) -> None:
+def test_pre_commit_runs_the_hook_in_another_repository(tmp_path: Path) -> None:
     ran(sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
     tool, user = tmp_path / "tool", tmp_path / "user"
     ran("git", "clone", "--quiet", ROOT, tool)

@@ -63,7 +63,7 @@ def result(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "out" / "model.onnx")
 
 
-def test_the_command_of_olive_runs_the_pass_of_a_package_configuration(tmp_path: Path) -> None:
+def test_olives_command_runs_the_pass_from_a_package_configuration(tmp_path: Path) -> None:
     steps = ({"type": "OnnxPeepholeOptimizer"}, {"type": "AmpRewrite", "keep": ["op=Softmax"]})
     (tmp_path / "run.json").write_text(json.dumps(workflow(BERT, tmp_path, *steps)), "utf-8")
     (tmp_path / "package.json").write_text(json.dumps(package_config()), "utf-8")
@@ -75,7 +75,7 @@ def test_the_command_of_olive_runs_the_pass_of_a_package_configuration(tmp_path:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_the_pass_stands_beside_those_of_olive_and_is_as_near(tmp_path: Path, before: bool) -> None:
+def test_the_pass_works_beside_olives_own_and_is_as_accurate(tmp_path: Path, before: bool) -> None:
     peephole, into = {"type": "OnnxPeepholeOptimizer"}, {"type": "AmpRewrite"}
     run(workflow(BERT, tmp_path / "ours", *((peephole, into) if before else (into, peephole))))
     run(workflow(BERT, tmp_path / "theirs", peephole, {"type": "OnnxFloatToFloat16", "keep_io_types": True}))
@@ -85,7 +85,7 @@ def test_the_pass_stands_beside_those_of_olive_and_is_as_near(tmp_path: Path, be
     assert error_of(ours) < 1.5 * error_of(theirs)
 
 
-def test_a_second_conversion_after_olives_own_changes_nothing_that_is_half(tmp_path: Path) -> None:
+def test_converting_after_olives_own_pass_changes_no_half_precision_op(tmp_path: Path) -> None:
     run(workflow(BERT, tmp_path, {"type": "OnnxFloatToFloat16", "keep_io_types": True}, {"type": "AmpRewrite"}))
     assert weight_types(result(tmp_path)) == {HALF}
     assert error_of(result(tmp_path)) < 1e-2
@@ -100,7 +100,7 @@ def test_data_and_a_tolerance_repair_a_model_that_overflows(tmp_path: Path) -> N
     assert not amp_rewrite.verify(OUTLIER / "model.onnx", plain, OUTLIER / "batches.npz", tolerance=1e-2)
 
 
-def test_a_tolerance_that_no_choice_reaches_gives_no_model_and_says_so(
+def test_an_unreachable_tolerance_gives_no_model_and_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = {"type": "AmpRewrite", "data": str(OUTLIER / "batches.npz"), "tolerance": 1e-12, "io": "low"}
@@ -109,7 +109,7 @@ def test_a_tolerance_that_no_choice_reaches_gives_no_model_and_says_so(
     assert not list((tmp_path / "out").rglob("*.onnx"))
 
 
-def test_weights_in_a_file_of_their_own_come_along(tmp_path: Path) -> None:
+def test_external_weights_are_written_along(tmp_path: Path) -> None:
     run(workflow(CNN, tmp_path, {"type": "AmpRewrite", "external_data": True}))
     (model,) = (tmp_path / "out").rglob("*.onnx")
     assert model.with_name("digits_cnn.onnx.data").stat().st_size > model.stat().st_size
@@ -123,7 +123,7 @@ def test_weights_in_a_file_of_their_own_come_along(tmp_path: Path) -> None:
     assert weight_types(onnx.load(model)) == {HALF}
 
 
-def test_a_search_tries_levels_and_types_that_the_workflow_names(tmp_path: Path) -> None:
+def test_a_search_tries_the_workflows_levels_and_types(tmp_path: Path) -> None:
     fuse = {"olive_parameter_type": "SearchParameter", "type": "Categorical", "support": ["basic", "none"]}
     data = {
         "name": "random",
@@ -151,7 +151,7 @@ def test_a_search_tries_levels_and_types_that_the_workflow_names(tmp_path: Path)
     assert {config["level"] for config in tried} == {"default", "tensor-cores-only", "treat-gray-as-deny"}
 
 
-def test_the_parameters_are_the_options_of_convert_and_wrong_ones_are_refused(tmp_path: Path) -> None:
+def test_the_parameters_match_converts_options_and_others_are_refused(tmp_path: Path) -> None:
     from olive.hardware.accelerator import AcceleratorSpec
 
     from amp_rewrite.compat.olive import AmpRewrite

@@ -39,7 +39,7 @@ def io_types(model: onnx.ModelProto) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in PEERS.items() for name in names])
-def test_the_installed_release_has_no_argument_that_is_unknown_here(module: str, name: str) -> None:
+def test_every_argument_of_the_installed_release_is_known(module: str, name: str) -> None:
     ours = inspect.signature(getattr(compat, name)).parameters
     needed = inspect.signature(theirs(module, name)).parameters
     assert needed.keys() <= ours.keys()
@@ -50,7 +50,7 @@ def test_the_installed_release_has_no_argument_that_is_unknown_here(module: str,
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("module", ["onnxconverter_common.float16", "onnxruntime.transformers.float16"])
-def test_inputs_and_outputs_get_the_types_that_they_get_there(module: str, model: str, keep: bool) -> None:
+def test_inputs_and_outputs_get_the_same_types(module: str, model: str, keep: bool) -> None:
     source = TESTS / "models" / f"{model}.onnx"
     peer = theirs(module, "convert_float_to_float16")(onnx.load(source), keep_io_types=keep)
     assert io_types(compat.convert_float_to_float16(onnx.load(source), keep_io_types=keep)) == io_types(peer)
@@ -66,7 +66,7 @@ def matrices(model: onnx.ModelProto, op_type: str, name: str = "") -> set[int]:
 
 
 @pytest.mark.parametrize("module", ["onnxconverter_common.float16", "onnxruntime.transformers.float16"])
-def test_blocked_ops_and_nodes_are_those_that_are_blocked_there(module: str) -> None:
+def test_the_same_ops_and_nodes_are_blocked(module: str) -> None:
     source = onnx.load(CNN)
     first = next(node.name for node in source.graph.node if node.op_type == "Conv")
     peer = theirs(module, "convert_float_to_float16")
@@ -78,7 +78,7 @@ def test_blocked_ops_and_nodes_are_those_that_are_blocked_there(module: str) -> 
         assert matrices(one, "Conv") == {FULL, HALF}
 
 
-def test_a_half_model_is_refused_as_there_if_that_is_asked_for() -> None:
+def test_a_half_precision_model_is_refused_on_request_alike() -> None:
     peer = theirs("onnxconverter_common.float16", "convert_float_to_float16")
     half = compat.convert_float_to_float16(onnx.load(BERT))
     for convert in (peer, compat.convert_float_to_float16):
@@ -86,14 +86,14 @@ def test_a_half_model_is_refused_as_there_if_that_is_asked_for() -> None:
             convert(half, check_fp16_ready=True)
 
 
-def test_the_conversion_of_a_file_is_as_near_as_theirs() -> None:
+def test_the_conversion_of_a_file_is_as_accurate() -> None:
     peer = theirs("onnxconverter_common.float16", "convert_float_to_float16_model_path")
     models = [convert(str(CNN), keep_io_types=True) for convert in (peer, compat.convert_float_to_float16_model_path)]
     there, here = (error_of(model, CNN) for model in models)
     assert 0 < here < 1.5 * there
 
 
-def test_a_search_keeps_the_bound_that_theirs_keeps(tmp_path: Path) -> None:
+def test_a_search_meets_the_same_bound(tmp_path: Path) -> None:
     bound = {"rtol": 0.01, "atol": 0.005}
     batch, wanted = recorded("input", CNN), recorded("output", CNN)
     auto = theirs("onnxconverter_common.auto_mixed_precision", "auto_convert_mixed_precision")

@@ -101,7 +101,7 @@ def caches(folder: Path) -> set[int]:
         (vit, "image-classification", onnxruntime.ORTModelForImageClassification),
     ],
 )
-def test_a_classifier_gives_the_same_classes(build: Any, task: str, cls: Any, tmp_path: Path) -> None:
+def test_a_classifier_predicts_the_same_classes(build: Any, task: str, cls: Any, tmp_path: Path) -> None:
     source = exported(build, task, tmp_path)
     done(convert_many(source, out=tmp_path / "fp16"))
     if task == "image-classification":

@@ -94,7 +94,7 @@ def test_every_compute_op_is_lowered_to_float16(name: str) -> None:
 
 
 @every_fixture
-def test_weights_shrink_and_nothing_is_cast_for_its_shape_alone(name: str) -> None:
+def test_weights_shrink_and_no_value_is_cast_only_for_its_shape(name: str) -> None:
     result = amp_rewrite.convert(MODELS / f"{name}.onnx")
     assert result.report.totals.weights_after < result.report.totals.weights_before
     readers = {cast.name: [] for cast in result.plan.casts}
@@ -129,7 +129,7 @@ def test_a_float16_model_loads_and_keeps_its_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", corpus.KINDS)
-def test_a_half_model_that_is_raised_whole_computes_what_its_widened_twin_does(name: str) -> None:
+def test_a_half_model_raised_as_a_whole_agrees_with_its_widened_twin(name: str) -> None:
     """Both hold the same float32 ops, so to the bit; at BASIC, since fusions may differ."""
     model = onnx.load(source(name))
     half = amp_rewrite.convert(model, level="unsafe-force-all", safety="none", target="onnx").model
@@ -165,7 +165,7 @@ def test_a_converted_model_opens_on_cuda_with_no_more_host_work(name: str, tmp_p
 
 
 @pytest.mark.stub
-def test_the_stub_tells_a_float_op_on_the_host(tmp_path: Path, cuda_stub: Path) -> None:
+def test_the_stub_reports_a_float_op_on_the_host(tmp_path: Path, cuda_stub: Path) -> None:
     """A must-fail twin: CUDA has no kernel for Tan, and the runtime says nothing about it."""
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float16[2, 3] x, float16[3, 3] w) => (float16[2, 3] y)'
@@ -177,7 +177,7 @@ def test_the_stub_tells_a_float_op_on_the_host(tmp_path: Path, cuda_stub: Path) 
     assert (row["cpu_float"], row["cuda"] > 0, row["memcpy"] > 0) == (["Tan tangent"], True, True)
 
 
-def test_no_fixture_tells_where_it_was_made() -> None:
+def test_no_fixture_reveals_its_build_machine() -> None:
     marks = (b"/home/", b"/root/", b"/tmp/", b"/work/", b"site-packages", b"Traceback")
     told = [p.name for p in MODELS.glob("*.onnx*") for mark in marks if mark in p.read_bytes()]
     assert told == []

@@ -38,7 +38,7 @@ def norm(opset: int, end: str) -> ModelProto:
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("opset", [13, 17, 18, 20, 23])
 @pytest.mark.parametrize("options", [{}, {"keep": ["op=Sqrt"]}, {"safety": "none"}, {"level": "lower-all"}], ids=str)
-def test_no_norm_comes_out_that_the_runtime_refuses(opset: int, end: str, fuse: str, options: dict[str, Any]) -> None:
+def test_no_fused_norm_is_refused_by_the_runtime(opset: int, end: str, fuse: str, options: dict[str, Any]) -> None:
     made = amp_rewrite.convert(norm(opset, end), fuse=fuse, **options)
     assert not made.plan.empty
     assert objections.of_loading(made.model, ["BASIC"]) == []
@@ -53,7 +53,7 @@ def test_a_fused_norm_is_lowered_between_products() -> None:
     assert told == [("fused", "Add_9")]
 
 
-def test_patterns_are_those_of_the_model_as_it_was() -> None:
+def test_patterns_match_the_model_before_fusion() -> None:
     """`feeds=Sqrt` means the product before the norm, though there is no Sqrt any more when it is painted."""
     made = amp_rewrite.convert(norm(17, "divided"), fuse="basic", keep=["op=MatMul,output=y"])
     assert {row.op: row.dtype for row in made.report.rows if row.outputs != ("a",)}["MatMul"] == "float32"

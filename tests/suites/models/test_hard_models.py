@@ -74,13 +74,13 @@ def ranges(name: str) -> amp_rewrite.Ranges:
 
 @pytest.mark.parametrize("to", NEAR)
 @pytest.mark.parametrize("name", HARD)
-def test_with_every_tensor_in_half_they_are_wrong_and_the_wider_range_helps_four(name: str, to: str) -> None:
+def test_in_half_precision_they_fail_and_the_wider_range_helps_four(name: str, to: str) -> None:
     hard = made(name)
     assert judged(hard, halved(hard.model, to), to).ok == (to == "bfloat16" and name not in WRONG_IN_BFLOAT16)
 
 
 @pytest.mark.parametrize("name", SEARCHED)
-def test_with_data_they_are_near_enough_and_all_but_these_products_are_low(name: str) -> None:
+def test_with_data_they_pass_and_only_these_products_stay_float32(name: str) -> None:
     hard = made(name)
     found = repaired(hard, hard.model)
 
@@ -103,7 +103,7 @@ def test_in_a_half_export_the_guilty_op_is_located(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["large_logits", "offset_norm", "masked_rows", "far_rotary"])
-def test_a_half_export_is_raised_where_it_has_to_be(name: str) -> None:
+def test_a_half_export_is_raised_where_necessary(name: str) -> None:
     hard = made(name)
     half = halved(hard.model, clipped=True)
     found = repaired(hard, half)
@@ -124,7 +124,7 @@ def _rows(kind: Any, results: str) -> list[Any]:
     return [kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in found]
 
 
-def test_the_page_is_what_was_measured() -> None:
+def test_the_page_matches_the_measurements() -> None:
     benchmark = imported("benchmarks.evidence.hard_models")
     page = (ROOT / "docs" / "evidence" / "hard_models.md").read_text("utf-8")
     assert page == benchmark.page(_rows(benchmark.Row, "hard_models"), _rows(benchmark.Outlier, "planted_models"))

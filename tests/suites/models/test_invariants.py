@@ -64,7 +64,7 @@ def test_every_invariant_holds(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in (*SMALL, *FIXTURES) if name != "custom_domain"])
-def test_every_invariant_holds_of_a_half_export_that_is_raised(name: str) -> None:
+def test_every_invariant_holds_for_a_raised_half_export(name: str) -> None:
     """In whole, and by kinds of op; of `custom_domain` onnx does not infer what its unknown op gives."""
     half = convert(source(name), io="low", **FORCED).model
     for kind in ("*", "op=LayerNormalization", "op=Softmax", "op=MatMul", "op=Add"):
@@ -76,7 +76,7 @@ def test_every_invariant_holds_of_a_half_export_that_is_raised(name: str) -> Non
 
 
 @every_model
-def test_the_plan_casts_what_the_colours_call_for_and_no_more(name: str) -> None:
+def test_the_plan_has_exactly_the_casts_that_the_colours_need(name: str) -> None:
     """Fewer are fine where the model's own Casts read or write the type that is there already."""
     result = converted(name)
     cross = crossings(result.view, result.coloring)
@@ -140,7 +140,7 @@ def lowered(result: Converted) -> list[object]:
 # -- the checks of this file can fail -------------------------------------------------------------------
 
 
-def test_what_was_wrong_before_is_no_objection_and_what_is_new_is() -> None:
+def test_only_new_faults_are_objections() -> None:
     broken = source("captures")
     broken.graph.node.append(helper.make_node("Identity", ["nowhere"], ["z"]))
     result = converted("captures")
@@ -155,7 +155,7 @@ def test_what_was_wrong_before_is_no_objection_and_what_is_new_is() -> None:
 DEEP = sys.getrecursionlimit() + 50
 
 
-def test_casts_that_do_nothing_are_read_past_however_many_follow_each_other() -> None:
+def test_chains_of_casts_without_effect_are_skipped() -> None:
     chain = [f"c{i + 1} = Cast <to = 1> (c{i})" for i in range(DEEP)]
     head = '<ir_version: 10, opset_import: ["" : 21]> g (float[8,8] c0, float[8,8] w) => (float[8,8] y)'
     result = convert(onnx.parser.parse_model(f"{head} {{ {' '.join(chain)} y = MatMul (c{DEEP}, w) }}")).model
@@ -167,7 +167,7 @@ def test_casts_that_do_nothing_are_read_past_however_many_follow_each_other() ->
     ]
 
 
-def test_copies_between_a_transpose_and_a_product_are_read_past() -> None:
+def test_copies_between_a_transpose_and_a_product_are_skipped() -> None:
     chain = [f"c{i + 1} = Identity (c{i})" for i in range(DEEP)]
     head = '<ir_version: 10, opset_import: ["" : 21]> g (float[2,3,8] x, float[8,8] w) => (float[3,2,8] y)'
     body = f"c0 = Transpose <perm = [1, 0, 2]> (x) {' '.join(chain)} y = MatMul (c{DEEP}, w)"

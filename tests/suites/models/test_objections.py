@@ -36,7 +36,7 @@ def test_needless_casts_are_objected_to(words: str) -> None:
     assert any(words in text for text in objections.of_casts(model(CASTS[words])))
 
 
-def test_a_rounding_pair_and_a_cast_of_a_loop_state_are_fine() -> None:
+def test_a_rounding_pair_and_a_cast_of_a_loop_state_pass() -> None:
     pair = "h = Cast <to = 10> (x) y = Cast <to = 1> (h)"
     state = (
         "y = Loop <body = b (int64 i, bool c, float[8,8] s) => (bool co, float[8,8] so)"
@@ -68,7 +68,7 @@ def test_a_changed_edge_is_objected_to(change: Callable[[ModelProto], None]) -> 
     assert len(objections.of_io(before, after)) == 1
 
 
-def test_a_type_that_is_not_planned_is_objected_to() -> None:
+def test_an_unplanned_type_is_objected_to() -> None:
     before = model("a = Exp (x) y = Exp (a)")
     after = model("a = Cast <to = 10> (x) y = Cast <to = 1> (a)")
     view = View.of(Model.load(before))
@@ -87,5 +87,5 @@ def test_a_type_that_is_not_planned_is_objected_to() -> None:
         ([], "0 outputs instead of 1"),
     ],
 )
-def test_outputs_that_differ_are_objected_to(after: list[object], words: str) -> None:
+def test_different_outputs_are_objected_to(after: list[object], words: str) -> None:
     assert words in objections.of_outputs([np.float32([1.0, 2.0])], after, bound=0.01)[0]

@@ -93,7 +93,7 @@ def test_every_graph_is_painted_as_tensorflow_paints_it(level: Level, rules: str
     assert not found, f"{len(found)} of {len(graphs)} graphs differ, the first:\n" + "\n".join(found[:5])
 
 
-def test_the_oracle_tells_the_newer_rule_from_the_classic_one() -> None:
+def test_the_oracle_distinguishes_the_newer_rule_from_the_classic_one() -> None:
     assert sum(g["classic"] != g["newer"] for g in oracle()) == 77
 
 

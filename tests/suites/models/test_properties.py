@@ -94,7 +94,7 @@ def test_every_operator_between_two_products_is_converted_soundly(way: str) -> N
     assert found == {}
 
 
-def test_every_listed_operator_stands_in_a_sandwich_or_a_random_graph() -> None:
+def test_every_listed_operator_is_in_a_sandwich_or_a_random_graph() -> None:
     made = {word for template in (*TEMPLATES, *RARER) for word in re.findall(r"= ([A-Z]\w+) ", template.text)}
     listed = {e.name for e in load_lists(DType.FLOAT16) if e.color is not Color.UNLISTED and "::" not in e.name}
     newer = {"CausalConvWithState", "LinearAttention", "SwiGLU"}  # than onnxruntime's opset
@@ -166,9 +166,7 @@ def test_any_random_part_of_a_random_half_model_can_be_raised(to: str, graph: Gr
 
 @given(graph=graphs(), seed=st.integers(0, 3), truth=st.booleans())
 @bounded
-def test_a_random_model_that_is_raised_whole_rounds_no_more_than_its_edges(
-    graph: Graph, seed: int, truth: bool
-) -> None:
+def test_a_random_model_raised_as_a_whole_rounds_only_at_its_edges(graph: Graph, seed: int, truth: bool) -> None:
     graph = replace(graph, holding=False)  # its bounds are those of tensors of float32
     note(graph.text())
     feeds = graph.feeds(np.random.default_rng(seed), truth)

@@ -61,7 +61,7 @@ def test_rescaled_quantizers_need_no_casts_but_for_biases(path: Path, tmp_path: 
     ],
     ids=["opset 13", "bfloat16 on CUDA"],
 )
-def test_where_scales_cannot_be_low_rescaling_leaves_all_as_it_is(
+def test_rescaling_changes_nothing_if_scales_must_stay_float32(
     path: Path, options: dict[str, str], why: str, tmp_path: Path
 ) -> None:
     model = quantize_static(path, tmp_path)
@@ -104,7 +104,7 @@ INT8, INT4, E4M3 = TensorProto.INT8, TensorProto.INT4, TensorProto.FLOAT8E4M3FN
     ],
 )
 @pytest.mark.parametrize("target", ["ort-cuda", "onnx"])
-def test_a_dequantized_weight_comes_in_the_type_of_its_readers(
+def test_a_dequantized_weight_has_the_type_of_its_readers(
     opset: int, held: int, attributes: dict[str, int], kernels: dict[str, int], target: str, tmp_path: Path
 ) -> None:
     model = weight_only(opset, held, **attributes)

@@ -107,13 +107,13 @@ def test_results_are_within_tolerance_or_a_finding_warns(case: NeedCase) -> None
 
 
 @every([case for case in CASES if case.kind == NEAR])
-def test_what_only_looks_like_a_need_stays_low_and_right(case: NeedCase) -> None:
+def test_near_misses_of_a_need_stay_low_and_accurate(case: NeedCase) -> None:
     assert set(case.lowers.split()) <= lowered(case)
     assert error(case) <= case.limit
 
 
 @pytest.mark.parametrize("name", dict.fromkeys((case.principle, case.name) for case in HITS), ids=" ".join)
-def test_a_hit_is_wrong_without_safety_rules_in_one_type_at_least(name: tuple[str, str]) -> None:
+def test_without_safety_rules_a_hit_fails_in_at_least_one_type(name: tuple[str, str]) -> None:
     """With placement or without it: one of them alone may hold an op by chance."""
     cases = [case for case in HITS if (case.principle, case.name) == name]
     ways = ((case, placement) for placement in ("propagate", "mincut") for case in cases)

@@ -15,13 +15,13 @@ pages = imported("run_pages", ROOT / "tools")
 SHOWN = [page for page in pages.pages() if FENCE.search(page.read_text("utf-8"))]
 
 
-def test_the_tutorials_run_whole() -> None:
+def test_the_tutorials_run_from_start_to_end() -> None:
     assert len(SHOWN) > 20
     for page in (DOCS / "tutorial").glob("*.md"):
         assert not [block for block in pages.blocks(page.read_text("utf-8")) if block.unrun]
 
 
-def test_no_command_is_shown_in_a_block_that_nothing_runs() -> None:
+def test_every_block_with_a_command_is_run() -> None:
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
     command = re.compile(r"^\s*(\$ |amp-rewrite |python -m |pip |make )", re.MULTILINE)
     shown = [(page.name, *block) for page in pages.pages() for block in fence.findall(page.read_text("utf-8"))]
@@ -29,7 +29,7 @@ def test_no_command_is_shown_in_a_block_that_nothing_runs() -> None:
     assert {language for _, language, _ in shown} <= {"", "console", "python", "toml", "yaml", "js", "json"}
 
 
-def test_a_mark_is_that_of_the_next_block_alone() -> None:
+def test_a_mark_applies_only_to_the_next_block() -> None:
     text = "<!-- not run: a -->\n```console\n$ x\n```\n\n<!-- needs: b -->\nwords\n```python\ny\n```\n```text\nz\n```\n"
     first, second = pages.blocks(text)
     assert (first.kind, first.unrun, second.kind, second.unrun, second.needs) == ("console", "a", "python", "", "")
@@ -58,7 +58,7 @@ def test_a_mark_is_that_of_the_next_block_alone() -> None:
         ("\udcff", "is not UTF-8"),
     ],
 )
-def test_a_page_that_does_not_do_what_it_shows_or_only_looks_so_is_seen(
+def test_a_page_with_wrong_or_fake_output_is_noticed(
     text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "LIMIT", 0.5 if "within" in fault else 60)
@@ -68,13 +68,13 @@ def test_a_page_that_does_not_do_what_it_shows_or_only_looks_so_is_seen(
         pages.run(page)
 
 
-def test_an_output_that_differs_is_seen() -> None:
+def test_a_different_output_is_noticed() -> None:
     assert pages.matches("a\n…\nd…\n", "a\nb\nc\nde\n")
     assert not pages.matches("a\n…\nd\n", "a\nb\nc\nde\n")
     assert not pages.matches("a\n", "a\nb\n")
 
 
-def test_pictures_show_what_commands_print() -> None:
+def test_pictures_show_the_output_of_commands() -> None:
     """But for the fingerprint of the lists, which each new entry changes; `make pictures` draws them."""
     module = imported("build_pictures", ROOT / "tools")
     for name in module.STORIES:

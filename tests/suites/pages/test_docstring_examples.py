@@ -130,7 +130,7 @@ def test_a_public_method_says_what_it_returns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_docstring_lists_the_arguments_and_errors_that_there_are(name: str) -> None:
+def test_a_docstring_lists_exactly_the_arguments_and_errors(name: str) -> None:
     assert docs(name).partition("\n")[0].endswith((".", "`", ")"))
     found = sections(name)
     headings = [heading for heading in found if heading in SECTIONS]

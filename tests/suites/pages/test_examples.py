@@ -49,7 +49,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
 
 
-def test_the_story_of_a_repair_ends_well() -> None:
+def test_the_story_of_a_repair_ends_in_a_passing_model() -> None:
     told = ran(sys.executable, EXAMPLES / "repair.py", "offset_norm", cwd=ROOT)
     commands = re.findall(r"(?m)^\$ amp-rewrite (.*)$", told)
     assert len(commands) == 7
@@ -61,7 +61,7 @@ def test_the_story_of_a_repair_ends_well() -> None:
     assert told.split(f"$ amp-rewrite {commands[6]}\n")[1].startswith("offset (Conv) is float32: repair\n")
 
 
-def test_the_story_of_a_model_that_is_not_there_says_which_are() -> None:
+def test_an_unknown_story_names_the_available_ones() -> None:
     done = run(sys.executable, EXAMPLES / "repair.py", "no_such", cwd=ROOT)
     names = "far_rotary, large_logits, llama_outlier, masked_rows, offset_norm, t5_outlier, vae_decoder"
     assert (done.returncode, done.stderr) == (1, f"there is no model 'no_such'; take one of {names}\n")

@@ -31,7 +31,7 @@ def test_every_link_leads_somewhere() -> None:
     assert len(links) > 40
 
 
-def test_the_page_for_those_who_come_from_elsewhere_and_the_readme_name_options_that_are_there() -> None:
+def test_the_migration_page_and_the_readme_name_existing_options() -> None:
     page = (ROOT / "docs" / "how-to" / "migrating.md").read_text("utf-8")
     theirs = {name for action in autocast.parser()._actions for name in action.option_strings}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", page))
@@ -51,18 +51,18 @@ def test_every_option_of_the_command_line_is_named_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["findings", "commands", "options", "decisions"])
-def test_a_page_is_that_which_the_script_makes(name: str) -> None:
+def test_a_page_matches_the_output_of_its_script(name: str) -> None:
     made = runpy.run_path(str(ROOT / "tools" / f"build_{name}.py"))["page"]()
     assert (REFERENCE / f"{name}.md").read_text("utf-8") == made
 
 
-def test_the_pages_of_rules_and_of_the_api_are_those_of_the_code() -> None:
+def test_the_pages_on_rules_and_the_api_match_the_code() -> None:
     made = runpy.run_path(str(ROOT / "tools" / "build_rules.py"))["pages"]()
     assert {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "rules").iterdir()} == made
     made = runpy.run_path(str(ROOT / "tools" / "build_api.py"))["pages"]()
     assert {name: (REFERENCE / name).read_text("utf-8") for name in made} == made
 
 
-def test_the_page_of_harm_is_that_of_the_measured_rows() -> None:
+def test_the_page_on_harm_matches_the_measured_rows() -> None:
     harm = imported("benchmarks.harm.harm_page")
     assert harm.PAGE.read_text("utf-8") == harm.page(json.loads(harm.RESULTS.read_text("utf-8")))

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_first_screen_shows_what_its_command_prints(folder: Path) -> None:
+def test_the_first_screen_shows_its_commands_output(folder: Path) -> None:
     command, *shown = blocks("console")[0].splitlines()
     done = CliRunner().invoke(program, shlex.split(command)[2:])
     assert done.exit_code == 0
@@ -62,7 +62,7 @@ def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (folder / "model_fp16.onnx").is_file()
 
 
-def test_the_model_shown_is_the_hard_one_of_the_tests() -> None:
+def test_the_model_shown_is_a_hard_model_of_the_tests() -> None:
     shipped = onnx.load(OUTLIER / "model.onnx")
     hard = HARD["llama_outlier"]()
     assert shipped == hard.model
@@ -72,7 +72,7 @@ def test_the_model_shown_is_the_hard_one_of_the_tests() -> None:
         }
 
 
-def test_the_page_about_other_converters_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_other_converters_matches_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python benchmarks/run.py peers_page --write` writes it."""
     monkeypatch.syspath_prepend(ROOT)
     module = import_module("benchmarks.peers.peers_page")
@@ -85,7 +85,7 @@ def test_the_page_about_other_converters_is_what_was_measured(monkeypatch: pytes
     assert [cell.strip(" *") for cell in row.strip("| ").split("|")][1:] == cells
 
 
-def test_the_figures_of_conformance_are_those_of_its_page() -> None:
+def test_the_conformance_figures_match_their_page() -> None:
     page = (ROOT / "docs" / "conformance.md").read_text("utf-8")
     rows = {cells[1]: cells for cells in (re.split(r"\s*\|\s*", line) for line in page.splitlines()) if len(cells) > 6}
     _, _, cases, right, with_data, wrong, half, *_ = rows["default to float16"]

@@ -36,7 +36,7 @@ def test_every_page_of_this_project_is_listed_and_every_link_leads_somewhere(
     assert "<!-- setup" not in (tmp_path / "how-to" / "repair.md").read_text("utf-8")
 
 
-def test_a_page_is_staged_with_links_to_other_pages_alone(folder: Path) -> None:
+def test_a_staged_page_links_only_to_other_pages(folder: Path) -> None:
     (folder / "docs" / "one.md").write_text(
         "# One\n\n<!-- not run: no GPU -->\n[a](../code.py) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
         "| `x\\|y` |\n|---|\n\n```\n[i](j)\n```\n"
@@ -66,14 +66,14 @@ def test_a_page_is_staged_with_links_to_other_pages_alone(folder: Path) -> None:
         ("# One\n\n\udcff\n", "is not UTF-8: invalid start byte"),
     ],
 )
-def test_a_page_that_reads_otherwise_than_meant_is_an_error(folder: Path, text: str, message: str) -> None:
+def test_a_page_that_renders_differently_is_an_error(folder: Path, text: str, message: str) -> None:
     (folder / "docs" / "one.md").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(site.SiteError) as caught:
         site.stage()
     assert str(caught.value) == f"docs/one.md {message}"
 
 
-def test_a_page_that_no_list_names_is_an_error(folder: Path) -> None:
+def test_an_unlisted_page_is_an_error(folder: Path) -> None:
     (folder / "docs" / "two.md").write_text("# Two\n")
     with pytest.raises(site.SiteError, match=r"^docs/README.md does not list these pages: two.md$"):
         site.stage()
@@ -82,7 +82,7 @@ def test_a_page_that_no_list_names_is_an_error(folder: Path) -> None:
         site.stage()
 
 
-def test_the_faults_of_a_built_site_are_seen(tmp_path: Path) -> None:
+def test_faults_in_a_built_site_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top"></h1><a href="#top"><a href="#no"><a href="/base/a.html"><a href="b.html"><a href="https://x.y">'
         '<img src="p.png"><img src="data:image/png;base64,"><script src="https://cdn.x/y.js"></script>'

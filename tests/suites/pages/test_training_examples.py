@@ -66,7 +66,7 @@ def test_the_loss_scale_is_drawn_with_its_skipped_steps(tmp_path: Path) -> None:
     assert len(line.attrib["points"].split()) == 80
 
 
-def test_mnist_is_read_from_its_four_files_packed_or_not(tmp_path: Path, example: Any) -> None:
+def test_mnist_is_read_from_its_four_files_compressed_or_not(tmp_path: Path, example: Any) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (5, 28, 28), np.uint8), np.arange(5, dtype=np.uint8)
     for part in ("train", "t10k"):
@@ -79,7 +79,7 @@ def test_mnist_is_read_from_its_four_files_packed_or_not(tmp_path: Path, example
     np.testing.assert_array_equal(found.x_test, images.reshape(5, 784).astype(np.float32) / np.float32(255))
 
 
-def test_the_guides_network_learns_alike_under_each_policy_and_a_log_keeps_its_runs(tmp_path: Path) -> None:
+def test_the_guides_network_learns_equally_well_under_each_policy(tmp_path: Path) -> None:
     log = tmp_path / "runs.jsonl"
     curves = ("--curves", tmp_path / "curves.svg")
     first, second = (printed("guide.py", "--quick", "--loop", "--log", log, *drawn) for drawn in ((), curves))
@@ -96,7 +96,7 @@ def test_the_guides_network_learns_alike_under_each_policy_and_a_log_keeps_its_r
 # -- rows ------------------------------------------------------------------------------------------------
 
 
-def test_a_recurrent_network_learns_alike_under_each_policy() -> None:
+def test_a_recurrent_network_learns_equally_well_under_each_policy() -> None:
     learned_alike(printed("rows.py", "--quick", "--cell", "LSTM"), 10, 0.6, 40, network="LSTM")
 
 
@@ -133,9 +133,7 @@ def test_the_replicas_example_runs_alone_and_goes_on_from_its_checkpoint(tmp_pat
         ("gpt", "mixed_float16", 0.004),
     ],
 )
-def test_losses_from_the_same_start_are_those_that_pytorch_had(
-    name: str, policy: str, bound: float, example: Any
-) -> None:
+def test_losses_from_the_same_start_match_those_of_pytorch(name: str, policy: str, bound: float, example: Any) -> None:
     tasks = example("tasks")
     model = onnx.load(EXAMPLES / "models" / f"{name}.onnx")
     losses, _ = tasks.losses(tasks.TASKS[name], model, policy, STEPS)

@@ -88,19 +88,19 @@ def foreign_imports(module: str) -> set[str]:
     return {name.split(".")[0] for tree in trees()[module] for name in imports(tree)} - {"amp_rewrite"}
 
 
-def test_the_list_of_wings_is_that_of_the_folders() -> None:
+def test_the_list_of_wings_matches_the_folders() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert set(wings()) == folders
     assert len(wings()) == 13
 
 
-def test_a_module_imports_only_from_its_wing_and_those_before() -> None:
+def test_a_module_imports_only_from_its_wing_and_earlier_ones() -> None:
     modules = trees().keys() - ENTRANCES
     after = {(m, other) for m in modules for other in own_imports(m) if position(other) > position(m)}
     assert not after
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_circular_imports() -> None:
     """Late imports and those for type checkers count, too."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_edges_from((a, b) for a in trees().keys() - ENTRANCES for b in own_imports(a))
@@ -126,7 +126,7 @@ def test_slow_libraries_are_imported_inside_functions(foreign: str) -> None:
     assert starts == set()
 
 
-def test_what_reads_reports_does_not_import_onnx() -> None:
+def test_readers_of_reports_do_not_import_onnx() -> None:
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_edges_from((a, b) for a in trees() for b in own_imports(a, at_start=True))
     needed = {*WITHOUT_ONNX, *(m for module in WITHOUT_ONNX for m in nx.descendants(graph, module))}

@@ -112,9 +112,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("runtime", ["cpu", "none"])
-def test_the_builds_for_other_runtimes_differ_in_their_dependencies_alone(
-    wheel: Path, tmp_path: Path, runtime: str
-) -> None:
+def test_builds_for_other_runtimes_differ_only_in_their_dependencies(wheel: Path, tmp_path: Path, runtime: str) -> None:
     build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
     # Set below, since `run` passes on no variable of this package.
     run("env", f"AMP_REWRITE_RUNTIME={runtime}", *build, cwd=ROOT)
@@ -131,7 +129,7 @@ def test_the_builds_for_other_runtimes_differ_in_their_dependencies_alone(
     assert [need.partition(">")[0] for need in needs] == ["Requires-Dist: onnxruntime"] * (runtime == "cpu")
 
 
-def test_an_unknown_runtime_builds_nothing_and_names_the_others(tmp_path: Path) -> None:
+def test_an_unknown_runtime_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
     with pytest.raises(AssertionError, match="AMP_REWRITE_RUNTIME=gpu is not a runtime; use one of cuda, cpu, none"):
         run("env", "AMP_REWRITE_RUNTIME=gpu", *build, cwd=ROOT)

@@ -21,7 +21,7 @@ def dumped(folder: Path, text: str, model: onnx.ModelProto) -> Path:
     return path
 
 
-def test_a_dump_equals_itself_and_differs_where_a_model_does(tmp_path: Path) -> None:
+def test_dumps_differ_only_where_their_models_do(tmp_path: Path) -> None:
     before = dumped(tmp_path, "before", text_model("tied_weights"))
     same = run(*TOOL, "compare", before, before)
     assert same.returncode == 0 and "all 1: " in same.stdout

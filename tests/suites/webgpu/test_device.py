@@ -35,7 +35,7 @@ def device() -> Iterator[Device]:
     made.close()
 
 
-def test_products_on_the_device_add_up_in_float16(device: Device) -> None:
+def test_products_on_the_device_accumulate_in_float16(device: Device) -> None:
     case = OpCase("MatMul", ((8, 4096), (4096, 8)), shift=1.0)
     feeds = case.feeds()
     reply = device.run(case.model(), feeds)
@@ -54,7 +54,7 @@ def test_a_mean_of_4096_twenties_is_infinite_on_the_device_and_emulated(device: 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_an_op_on_the_device_errs_as_emulated_within_its_factor(device: Device, case: OpCase) -> None:
+def test_an_ops_error_on_the_device_is_near_the_emulated_one(device: Device, case: OpCase) -> None:
     row = op_row(device, case)
     assert row["on_device"]
     assert LEAST * row["emulated"] <= row["device"] <= row["factor"] * row["emulated"]
@@ -69,7 +69,7 @@ def test_a_fixture_converted_for_the_device_is_close_to_float32_and_to_its_emula
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-def test_no_float_op_that_has_a_kernel_is_on_the_cpu(device: Device, name: str) -> None:
+def test_no_float_op_with_a_kernel_runs_on_the_cpu(device: Device, name: str) -> None:
     """Opening a session tells; none is run."""
     proto = whole(amp_rewrite.convert(FIXTURES[name][0], target="webgpu").result)
     assert without_reason(View.of(Model.load(proto)), device.opened(proto)["on_cpu"]) == set()

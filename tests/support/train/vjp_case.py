@@ -147,7 +147,7 @@ def judged(cases: Sequence[Case]) -> type:
 
     class Judged:
         @every(case for case in cases if not case.kink)
-        def test_gradients_are_the_slopes_along_a_line(self, case: Case) -> None:
+        def test_gradients_match_slopes_along_a_line(self, case: Case) -> None:
             check_along_a_line(case)
 
     compared = [case for case in cases if case.torch is not None]
@@ -158,7 +158,7 @@ def judged(cases: Sequence[Case]) -> type:
         @pytest.mark.slow
         @pytest.mark.torch
         @every(compared)
-        def test_gradients_are_those_of_torch(self, case: Case) -> None:
+        def test_gradients_match_those_of_torch(self, case: Case) -> None:
             pytest.importorskip("torch")
             check_against_torch(case)
 

@@ -50,7 +50,7 @@ def test_json_and_the_report_have_the_same_lines() -> None:
     assert (lines[0]["rc"], lines[0]["evidence"]["level"]) == (0, "smoke")
 
 
-def test_a_failure_leaves_other_models_as_they_are_and_the_exit_code_is_the_worst() -> None:
+def test_a_failure_spares_other_models_and_the_worst_exit_code_wins() -> None:
     (Path("src") / "decoder" / "model.onnx").write_bytes(b"\x08\x08garbage")
     done = run("src", "-o", "out", "--report", "s.jsonl")
     assert done.exit_code == 2 and "2 models done, 1 failed, 2 other files copied" in done.stderr
@@ -60,14 +60,14 @@ def test_a_failure_leaves_other_models_as_they_are_and_the_exit_code_is_the_wors
     assert "ok  out/model.onnx: finished before" in went_on.stdout
 
 
-def test_a_tolerance_that_is_not_met_is_the_exit_code_one() -> None:
+def test_an_exceeded_tolerance_exits_with_1() -> None:
     np.savez("d.npz", x=np.ones((2, 128), np.float32))
     done = run("src/model.onnx", "-o", "out/", "--data", "d.npz", "--tolerance", "1e-12", "--set", "budget=1")
     assert (done.exit_code, tree(Path("out")) if Path("out").exists() else {}) == (1, {})
     assert "not written: the tolerance is not met" in done.stderr
 
 
-def test_a_pattern_that_matches_in_no_model_is_an_error_after_all_are_written() -> None:
+def test_a_pattern_without_a_match_is_an_error_after_all_are_written() -> None:
     done = run("src", "-o", "out", "--keep", "op=Softmax")
     assert done.exit_code == 2 and done.stdout.count("ok  ") == 3
     assert (
@@ -76,7 +76,7 @@ def test_a_pattern_that_matches_in_no_model_is_an_error_after_all_are_written() 
     )
 
 
-def test_errors_of_other_processes_name_options_of_the_command_line(tmp_path: Path) -> None:
+def test_errors_in_other_processes_name_command_line_options(tmp_path: Path) -> None:
     np.savez("d.npz", x=np.full((2, 128), np.nan, np.float32))
     command = [sys.executable, "-m", "amp_rewrite", "src/m*.onnx", "src/decoder/p*.onnx", "-o", "out", "-j", "2"]
     done = subprocess.run([*command, "--data", "d.npz"], capture_output=True, text=True, timeout=100)

@@ -64,7 +64,7 @@ def shell(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train-step", "--help"], ["diff", "a.json", "a.json"]], ids=" ".join)
-def test_what_reads_no_model_imports_nothing_that_is_slow(model: str, words: list[str]) -> None:
+def test_commands_that_read_no_model_import_nothing_slow(model: str, words: list[str]) -> None:
     Path("a.json").write_text(run("report", model, "--json").stdout)
     program = (
         "import sys\n"
@@ -80,7 +80,7 @@ def test_what_reads_no_model_imports_nothing_that_is_slow(model: str, words: lis
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
-def test_no_word_is_a_usage_error_that_shows_the_help_and_the_version_is_one_line() -> None:
+def test_no_argument_shows_the_help_and_the_version_is_one_line() -> None:
     done = run()
 
     assert (done.exit_code, done.stdout) == (2, "")
@@ -91,7 +91,7 @@ def test_no_word_is_a_usage_error_that_shows_the_help_and_the_version_is_one_lin
 # -- the first word -----------------------------------------------------------------------------------------
 
 
-def test_a_model_as_first_word_is_converted_also_if_it_has_a_commands_name(model: str, folder: Path) -> None:
+def test_a_model_as_first_argument_is_converted_even_if_named_like_a_command(model: str, folder: Path) -> None:
     done = run(model)
 
     assert (done.exit_code, done.stderr) == (0, "wrote net.float16.onnx\n")
@@ -105,7 +105,7 @@ def test_a_model_as_first_word_is_converted_also_if_it_has_a_commands_name(model
 # -- convert ------------------------------------------------------------------------------------------------
 
 
-def test_the_output_is_named_after_the_type_and_never_replaced_unasked(model: str) -> None:
+def test_the_output_is_named_after_the_type_and_replaced_only_on_request(model: str) -> None:
     assert run(model, "-q").output == ""
     first = Path("net.float16.onnx").read_bytes()
 
@@ -141,7 +141,7 @@ def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings:
 
 
 @pytest.mark.parametrize("command", ["convert", "emulate"])
-def test_the_data_of_the_input_are_not_replaced_whatever_is_said(model: str, command: str) -> None:
+def test_the_data_of_the_input_is_never_replaced(model: str, command: str) -> None:
     proto = onnx.load(model)
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
@@ -163,7 +163,7 @@ def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) ->
     assert json.loads(done.stdout)["model"]["to"] == "float16"
 
 
-def test_a_model_with_nothing_to_lower_is_written_as_it_is_and_that_is_said(folder: Path) -> None:
+def test_a_model_with_nothing_to_lower_is_written_unchanged_with_a_message(folder: Path) -> None:
     text = '<ir_version: 10, opset_import: ["" : 21]> sums (float[2] x) => (float[2] y) { y = Exp (x) }'
     onnx.save(onnx.parser.parse_model(text), folder / "sums.onnx")
 
@@ -174,7 +174,7 @@ def test_a_model_with_nothing_to_lower_is_written_as_it_is_and_that_is_said(fold
     assert run("sums.onnx", "--dry-run").stderr == "nothing to lower: sums.onnx stays unchanged\n"
 
 
-def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Path) -> None:
+def test_json_on_stdout_leaves_one_warning_per_kind_on_stderr(folder: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT.replace("0.5", "1e6").replace("0.125", "-1e6")), folder / "big.onnx")
     words = ["big.onnx", "--dry-run", "--json", "--set", "safety=none"]
 
@@ -217,9 +217,7 @@ def test_options_reach_the_conversion(folder: Path, command: str, monkeypatch: p
     assert seen == usual | changed
 
 
-def test_a_config_file_and_the_environment_count_and_an_option_wins(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_overrides_the_config_file_and_the_environment(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("amp.toml").write_text('keep = ["first", "second"]\n')
 
     def lowered(*words: str) -> int:
@@ -233,7 +231,7 @@ def test_a_config_file_and_the_environment_count_and_an_option_wins(
     assert lowered("--keep", "squash") == 0
 
 
-def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> None:
+def test_an_internal_failure_shows_its_traceback_and_exits_with_3(model: str) -> None:
     program = (
         "import sys\n"
         "import amp_rewrite.pipeline.conversion\n"
@@ -252,7 +250,7 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
     )
 
 
-def test_a_setting_is_what_the_file_and_the_keyword_are(model: str) -> None:
+def test_an_option_a_setting_and_a_keyword_agree(model: str) -> None:
     by_word = run(model, "--dry-run", "--json", "--set", "safety=none", "--set", "allow_nonfinite=TRUE").stdout
     Path("own.toml").write_text('safety = "none"\nallow-nonfinite = true\n')
     by_file = run(model, "--dry-run", "--json", "--config", "own.toml").stdout
@@ -339,7 +337,7 @@ def own(model: str) -> list[str]:
         (["explain", "OWN", "a"], (0, EXPLAINED, "")),  # what act gives
     ],
 )
-def test_a_command_says_exactly_this(own: list[str], words: list[str], outcome: tuple[int, str, str]) -> None:
+def test_a_command_prints_exactly_this(own: list[str], words: list[str], outcome: tuple[int, str, str]) -> None:
     Path("a.json").write_text(run(*own, "--dry-run", "--json").stdout)
     Path("b.json").write_text(run(*own, "--dry-run", "--json", "--keep", "second").stdout)
 
@@ -352,7 +350,7 @@ def test_a_command_says_exactly_this(own: list[str], words: list[str], outcome: 
 # -- report, explain, diff, lists ---------------------------------------------------------------------------
 
 
-def test_diff_reads_what_to_fail_on_from_the_config(model: str) -> None:
+def test_diff_reads_its_fail_on_kinds_from_the_config(model: str) -> None:
     Path("a.json").write_text(run(model, "--dry-run", "--json").stdout)
     Path("b.json").write_text(run(model, "--dry-run", "--json", "--keep", "second").stdout)
     Path("amp.toml").write_text('fail-on = ["lowered"]\n')
@@ -361,7 +359,7 @@ def test_diff_reads_what_to_fail_on_from_the_config(model: str) -> None:
     assert run("diff", "b.json", "a.json").exit_code == 1
 
 
-def test_explain_says_what_an_op_is_who_says_so_and_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_states_an_ops_type_rule_and_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "my.yaml").write_text("deny:\n  - {op: Conv, because: it is mine}\n")
     done = run("explain", "Conv", "my.domain::Op", "--lists", "my.yaml")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -399,7 +397,7 @@ def test_a_closed_pipe_is_quiet(folder: Path, words: list[str]) -> None:
 # -- the gate of continuous integration -----------------------------------------------------------------------
 
 
-def test_expectations_decide_the_exit_code_and_show_the_numbers(model: str) -> None:
+def test_expectations_determine_the_exit_code_and_show_the_numbers(model: str) -> None:
     done = run("report", model, "--expect", "casts <= 4", "--expect", "float16 >= 95%")
     assert done.exit_code == 1
     assert done.stdout.endswith(

@@ -87,7 +87,7 @@ note: `amp-rewrite locate` names the op that the error comes from
 """
 
 
-def test_nan_on_both_sides_and_the_outputs_to_compare_are_what_is_asked_for() -> None:
+def test_nan_on_both_sides_and_the_outputs_to_compare_are_options() -> None:
     words = ("verify", "wide.onnx", "wide.onnx", "--data", "small.npz", "--set", "rtol=0")
     assert outcome(*words)[1].endswith("ok: 6 values compared in 2 outputs and 1 batch\n")
     assert outcome(*words, "--only", "y")[1].endswith(
@@ -152,7 +152,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize(("command", "words"), [(name, words) for name, each in PRINTED.items() for words in each])
-def test_what_is_printed_as_json_is_as_its_schema_says(command: str, words: tuple[str, ...]) -> None:
+def test_printed_json_matches_its_schema(command: str, words: tuple[str, ...]) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     schema = json.loads((DOCS / f"{command}.schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -162,7 +162,7 @@ def test_what_is_printed_as_json_is_as_its_schema_says(command: str, words: tupl
 
 
 @pytest.mark.parametrize("command", PRINTED)
-def test_a_schema_refuses_what_lacks_a_field_has_another_or_one_of_another_type(command: str) -> None:
+def test_a_schema_refuses_missing_extra_and_mistyped_fields(command: str) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     validator = jsonschema.Draft202012Validator(json.loads((DOCS / f"{command}.schema.json").read_text("utf-8")))
     printed = json.loads(run(command, *PRINTED[command][1], "--json").stdout)
@@ -202,18 +202,18 @@ def test_the_twin_is_written_beside_the_model() -> None:
 @pytest.mark.parametrize(
     ("io", "expected"), [("same", ["FLOAT16", "BFLOAT16"] * 2), ("float32", ["FLOAT", "FLOAT", "FLOAT", "FLOAT"])]
 )
-def test_inputs_and_outputs_of_a_twin_have_the_types_asked_for(io: str, expected: list[str]) -> None:
+def test_inputs_and_outputs_of_a_twin_have_the_requested_types(io: str, expected: list[str]) -> None:
     assert outcome("emulate", "lows.onnx", "-o", "twin.onnx", "--io", io) == (0, "", "wrote twin.onnx\n")
     assert types("twin.onnx") == expected
 
 
-def test_a_model_without_low_types_is_written_as_it_is_and_that_is_said() -> None:
+def test_a_model_without_low_types_is_written_unchanged_with_a_message() -> None:
     said = "nothing to emulate: net.onnx has no float16 and no bfloat16\nwrote net.emulated.onnx\n"
     assert outcome("emulate", "net.onnx") == (0, "", said)
     assert Path("net.emulated.onnx").read_bytes() == Path("net.onnx").read_bytes()
 
 
-def test_weights_go_where_they_are_asked_to_go() -> None:
+def test_weights_are_written_where_requested() -> None:
     square = "float16[128, 128]"
     header = '<ir_version: 10, opset_import: ["" : 21]>'
     model = onnx.parser.parse_model(f"{header} net ({square} x) => ({square} y) {{ y = Mul (x, w) }}")
@@ -249,7 +249,7 @@ net.onnx: ranges for float16
 """
 
 
-def test_ranges_go_to_a_file_given_or_beside_the_model_and_a_table_to_stdout() -> None:
+def test_ranges_are_saved_beside_the_model_by_default_and_printed_as_a_table() -> None:
     assert outcome("calibrate", "net.onnx", "--data", "net.npz", "-o", "r.json") == (0, SHOWN, "wrote r.json\n")
     Path("sub").mkdir()
     Path("net.onnx").rename("sub/net.onnx")
@@ -280,7 +280,7 @@ REMARK = "ignored: 'label', because no input takes it\n"
         "bench net.onnx --rounds 1 --no-memory",
     ],
 )
-def test_labels_in_the_data_are_named_once_on_stderr(words: str) -> None:
+def test_labels_in_the_data_are_reported_once_on_stderr(words: str) -> None:
     done = run(*words.split(), "--data", "more.npz")
     assert (done.exit_code, done.stderr.count(REMARK), "label" in done.stdout) == (0, 1, False), done.output
 
@@ -290,7 +290,7 @@ def largest(file: str) -> float:
     return float(json.loads(Path(file).read_text("utf-8"))["values"]["y"]["absmax"])
 
 
-def test_random_integers_are_drawn_from_the_range_given() -> None:
+def test_random_integers_are_drawn_from_the_stated_range() -> None:
     """64 of them: that one of two is not drawn happens once in 2⁶³ seeds, and the seed is fixed."""
     assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,2", "-o", "two.json").exit_code == 0
     assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,3", "-o", "three.json").exit_code == 0
@@ -312,7 +312,7 @@ def test_two_models_are_timed_side_by_side() -> None:
     assert [line.split()[:4] for line in lines if line.startswith("  latency")] == [["latency,", "ms", "median", "p5"]]
 
 
-def test_json_of_a_benchmark_stands_alone_on_stdout() -> None:
+def test_the_json_of_a_benchmark_is_all_of_stdout() -> None:
     code, out, err = outcome("bench", "full.onnx", "--random", "--json", *QUICK)
     told = json.loads(out)
     assert (code, err, told["provider"], told["rounds"], told["fed"]) == (0, "", CPU, 2, "random, seed 0: x [3]")
@@ -346,7 +346,7 @@ def text_of(page: str) -> str:
     return unescape(re.sub("<[^>]*>", "", html.partition("<main")[2].partition("</main>")[0]))
 
 
-def test_a_page_says_the_next_command_as_the_terminal_does() -> None:
+def test_a_page_suggests_the_same_next_command_as_the_terminal() -> None:
     Path("in").mkdir()
     Path("net.onnx").rename("in/net.onnx")
     done = run("in/net.onnx", "-o", "low.onnx", "--report", "net.html")

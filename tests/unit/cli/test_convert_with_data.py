@@ -19,7 +19,7 @@ __all__ = ["folder", "model"]
 NEAR = ("--metric", "scaled=0.01", "--target", "onnx")
 
 
-def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(model: str) -> None:
+def test_a_repair_writes_the_model_and_lists_its_pins_and_error(model: str) -> None:
     done = run(model, "-o", "out.onnx", "--data", "d.npz", *NEAR)
 
     assert (done.exit_code, files()) == (0, ["d.npz", "net.onnx", "out.onnx"])
@@ -32,7 +32,7 @@ def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(m
     assert done.stderr == "wrote out.onnx\n"
 
 
-def test_beside_json_what_was_pinned_stands_on_stderr(model: str) -> None:
+def test_with_json_the_pins_are_on_stderr(model: str) -> None:
     done = run(model, "-o", "out.onnx", "--json", "--data", "d.npz", *NEAR)
 
     assert json.loads(done.stdout)["model"]["to"] == "float16"
@@ -58,7 +58,7 @@ def kinds_of(*words: str) -> set[str]:
     return {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
 
 
-def test_a_settings_file_says_what_was_measured_and_the_command_line_wins(model: str) -> None:
+def test_a_settings_file_names_the_ranges_and_the_command_line_overrides_it(model: str) -> None:
     from amp_rewrite.evidence.calibrate import calibrate
 
     calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
@@ -86,7 +86,7 @@ def test_commands_that_feed_take_the_data_of_a_settings_file(model: str) -> None
     assert json.loads(judged.stdout)["data"] == {"origin": "d.npz", "random": False, "batches": 1}
 
 
-def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) -> None:
+def test_explain_agrees_with_convert_given_the_same_ranges(model: str) -> None:
     from amp_rewrite.evidence.calibrate import calibrate
 
     calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")

@@ -65,7 +65,7 @@ def test_an_unchanged_model_passes_and_a_raised_one_fails(repository: Path) -> N
     assert gate("models/m.onnx", "--fail-on", "casts").exit_code == 0
 
 
-def test_a_new_model_has_only_to_meet_what_is_expected_and_others_are_judged(repository: Path) -> None:
+def test_a_new_model_must_only_meet_its_expectations(repository: Path) -> None:
     write(repository / "new.onnx", FLOAT32)
     done = gate("new.onnx", "--expect", "float32 >= 100%")
     assert (done.exit_code, done.stdout) == (0, "new.onnx: new, nothing to compare it with\n")
@@ -79,7 +79,7 @@ def test_a_new_model_has_only_to_meet_what_is_expected_and_others_are_judged(rep
     assert "models/m.onnx: no difference" in done.stdout
 
 
-def test_a_report_is_judged_as_its_model_is(repository: Path) -> None:
+def test_a_report_is_judged_like_its_model(repository: Path) -> None:
     def report() -> None:
         done = CliRunner().invoke(program, ["report", "models/m.onnx", "--json"])
         Path("models/m.onnx.json").write_text(done.stdout, "utf-8")
@@ -106,7 +106,7 @@ def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: 
     assert (done.exit_code, done.stderr.partition(";")[0]) == (2, "error: models is a folder")
 
 
-def test_pages_and_annotations_tell_of_the_difference(repository: Path) -> None:
+def test_pages_and_annotations_show_the_difference(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
     write(repository / "new.onnx", FLOAT32)
     done = gate("models/m.onnx", "new.onnx", "--format", "github", "--pages", "out/pages", "--expect", "io = float16")
@@ -117,7 +117,7 @@ def test_pages_and_annotations_tell_of_the_difference(repository: Path) -> None:
     assert gate("models/m.onnx", "--pages", "out/pages").exit_code == 1, "the folder may exist"
 
 
-def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(repository: Path) -> None:
+def test_external_data_of_the_base_is_read_from_its_commit(repository: Path) -> None:
     weights = '<ir_version: 8, opset_import: ["": 17]> g (float[n,4] x) => (float[n,4] y) { y = MatMul(x, w) }'
     model = onnx.parser.parse_model(weights)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
@@ -154,7 +154,7 @@ def test_an_accepted_change_passes_until_the_model_changes_further(repository: P
     assert gate("models/m.onnx").exit_code == 1
 
 
-def test_what_fails_names_the_command_that_accepts_it(repository: Path) -> None:
+def test_a_failure_names_the_command_that_accepts_it(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
     done = gate("models/m.onnx", "--expect", "io = float16")
     command = "amp-rewrite gate --accept --expect 'io = float16' -- models/m.onnx"
@@ -167,7 +167,7 @@ def test_what_fails_names_the_command_that_accepts_it(repository: Path) -> None:
     assert gate("models/m.onnx", "--expect", "casts >= 1").exit_code == 1, "another expectation was not accepted"
 
 
-def test_a_merged_acceptance_covers_no_later_change_and_can_be_written_again(repository: Path) -> None:
+def test_a_merged_acceptance_covers_no_later_change_and_can_be_renewed(repository: Path) -> None:
     first = accepted(repository)
     commit(repository, "raised")
     assert "accepted" not in gate("models/m.onnx").stdout
@@ -218,7 +218,7 @@ def test_the_script_of_the_action_checks_tracked_models_against_the_base(reposit
     assert (done.returncode, done.stdout) == (0, "no tracked file matches *.none\n")
 
 
-def test_the_hook_and_the_action_run_the_command_with_what_they_are_given() -> None:
+def test_the_hook_and_the_action_pass_their_arguments_to_the_command() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     matched, others = ["net.onnx", "a/b.onnx", "net.onnx.json"], ["net.json", "net.onnx.py"]
     assert [name for name in matched + others if re.search(hook["files"], name)] == matched

@@ -41,7 +41,7 @@ def every_help() -> str:
     return "\n".join((f"click {metadata.version('click')}\n", *shown))
 
 
-def test_the_help_of_every_command_is_what_it_was() -> None:
+def test_the_help_of_every_command_is_unchanged() -> None:
     before, now = FILE.read_text("utf-8"), every_help()
     if before.partition("\n")[0] != now.partition("\n")[0]:
         pytest.skip(f"the help is that of {before.partition(chr(10))[0]}")
@@ -49,7 +49,7 @@ def test_the_help_of_every_command_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_option_of_its_own_is_in_the_help(name: str) -> None:
+def test_every_option_of_a_command_is_in_its_help(name: str) -> None:
     shown = run(*name.split(), "--help").stdout.split()
     for param in ALL[name].params:
         if isinstance(param, click.Option) and not getattr(param, "borrowed", False):
@@ -65,7 +65,7 @@ def test_help_fits_eighty_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", *ALL])
-def test_every_help_has_an_example_that_the_command_takes(name: str) -> None:
+def test_every_help_has_an_example_that_parses(name: str) -> None:
     assert "\nExample" in run(*name.split(), "--help").stdout
     for example in EXAMPLES[name]:
         words = shlex.split(example.partition(" >")[0] if " > " in example and "'" not in example else example)
@@ -128,7 +128,7 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRu
     assert f"docs        {DOCS}/{rule.name}.md" in text
 
 
-def test_cases_of_a_rule_have_models_of_their_own() -> None:
+def test_each_case_of_a_rule_has_its_own_model() -> None:
     fact = described("accumulators")
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
     ends = ("Smallest model that triggers it", "Closest model that does not")

@@ -132,7 +132,7 @@ _serve(theirs)
 
 
 @posix
-def test_a_process_that_must_end_while_modules_load_says_nothing(tmp_path: Path) -> None:
+def test_a_process_ended_while_modules_load_prints_nothing(tmp_path: Path) -> None:
     (tmp_path / "loading.py").write_text("import named\nclass Loading:\n    name = named.Named()\nprint('loaded')\n")
     command = [sys.executable, "-c", LOADING, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heard, check=False)
@@ -167,7 +167,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_missing_onnxruntime_is_one_line_and_another_failed_import_is_shown_whole(
+def test_only_a_missing_onnxruntime_shows_no_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def benched(error: ImportError) -> str:

@@ -227,7 +227,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES.items(), ids=MISTAKES)
-def test_a_mistake_is_one_line_with_the_way_out_and_leaves_all_files(
+def test_a_mistake_is_one_line_with_a_remedy_and_changes_no_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -245,7 +245,7 @@ def test_a_mistake_is_one_line_with_the_way_out_and_leaves_all_files(
 # -- keywords in Python ----------------------------------------------------------------------------------
 
 
-def test_an_unknown_keyword_is_answered_with_the_nearest_or_all() -> None:
+def test_an_unknown_keyword_suggests_the_nearest_or_lists_all() -> None:
     with pytest.raises(
         TypeError, match=r"^convert\(\) got an unexpected keyword argument 'kep'; did you mean 'keep'\?$"
     ):

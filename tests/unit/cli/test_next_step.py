@@ -113,7 +113,7 @@ def test_the_next_line_of_an_unusual_model_runs(folder: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(("to", "near"), [("float16", "1e-2"), ("bfloat16", "8e-2"), ("mixed_bfloat16", "8e-2")])
-def test_the_tolerance_is_that_of_the_type_on_the_command_line_and_in_python(folder: Path, to: str, near: str) -> None:
+def test_the_type_sets_the_tolerance_on_the_command_line_and_in_python(folder: Path, to: str, near: str) -> None:
     onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
     assert line(run("model.onnx", "-o", "low.onnx", "--to", to).stdout).endswith(f"--tolerance {near} --overwrite")
     report = convert("model.onnx", to=to).report
@@ -125,7 +125,7 @@ def test_the_tolerance_is_that_of_the_type_on_the_command_line_and_in_python(fol
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["bert_ts13", "cnn_ts13", "vit_ts17"])
-def test_no_report_advises_an_opset_at_which_ops_fall_to_the_cpu(name: str, to: str) -> None:
+def test_no_report_suggests_an_opset_that_moves_ops_to_the_cpu(name: str, to: str) -> None:
     def fallen(opset: str | int) -> int:
         converted = convert(exported(f"tests/models/{name}.onnx"), to=to, opset=opset)
         return sum(map(len, on_cpu(View.of(converted.result), load_kernels()).values()))
@@ -138,7 +138,7 @@ def test_no_report_advises_an_opset_at_which_ops_fall_to_the_cpu(name: str, to: 
     assert all(fallen(opset) <= fallen("keep") for opset in advised)
 
 
-def test_in_python_the_step_is_a_call_where_there_is_no_file() -> None:
+def test_in_python_the_next_step_is_a_call_if_there_is_no_file() -> None:
     source = needy(layers=2, needs=(1,))
     real = {"x": BATCH["x"]}
     drawn = Feed.randomly(Model.load(source), shapes={"x": BATCH["x"].shape})
@@ -176,7 +176,7 @@ def closing(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["input.1", "class", "onnx::Equal_1"])
-def test_the_line_that_saves_inputs_is_python(name: str, model: str) -> None:
+def test_the_suggested_line_that_saves_inputs_is_valid_python(name: str, model: str) -> None:
     source = onnx.load(model)
     for node in source.graph.node:
         node.input[:] = [name if read == "x" else read for read in node.input]
@@ -187,7 +187,7 @@ def test_the_line_that_saves_inputs_is_python(name: str, model: str) -> None:
     assert run("verify", model, "net.float16.onnx", "--data", "batches.npz", "--tolerance", "1").exit_code == 0
 
 
-def test_the_next_command_keeps_all_options_and_is_none_after_a_repair_by_real_data(model: str) -> None:
+def test_the_next_command_keeps_all_options_and_ends_after_a_repair_on_real_data(model: str) -> None:
     *_, command = closing(model, "out.onnx", "--keep", "op=*", "--io=low")
     words = "--keep 'op=*' --io=low --target onnx -o out.onnx --data batches.npz --tolerance 1e-2 --overwrite"
     assert command == f"next: amp-rewrite net.onnx {words}"
@@ -245,7 +245,7 @@ def test_free_dimensions_get_usual_sizes_and_the_origin_says_so(
     assert (next(iter(feed))["x"].shape, feed.origin) == (expected, assumed)
 
 
-def test_a_dimension_that_tells_nothing_needs_a_shape() -> None:
+def test_a_dimension_with_a_meaningless_name_needs_a_shape() -> None:
     with pytest.raises(
         FeedError, match=r"input 'x' has the shape \[batch, past\]; give all sizes, as in shapes=\{'x': \(64, 64\)\}"
     ):
@@ -257,7 +257,7 @@ def test_a_dimension_that_tells_nothing_needs_a_shape() -> None:
 # -- settings from a file -----------------------------------------------------------------------------------
 
 
-def test_the_report_names_the_settings_of_a_file_but_not_its_folder(model: str, folder: Path) -> None:
+def test_the_report_has_a_files_settings_but_not_its_folder(model: str, folder: Path) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\nlevel = "default"\n')
     head = run(model, "--dry-run", "--report", "r.json").stdout
     assert "  config   to = bfloat16, from ./amp.toml\n" in head

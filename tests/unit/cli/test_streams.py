@@ -67,7 +67,7 @@ def test_closed_standard_streams_are_opened_on_the_null_device(
         (("report", NET, "-o", "a/b/out.html"), "a/b/out.html"),
     ],
 )
-def test_folders_of_an_output_are_made(words: tuple[str, ...], output: str) -> None:
+def test_missing_folders_of_an_output_are_created(words: tuple[str, ...], output: str) -> None:
     done = run(*words)
     assert done.exit_code == 0, done.stderr
     assert Path(output).is_file()
@@ -88,6 +88,6 @@ def test_folders_of_an_output_are_made(words: tuple[str, ...], output: str) -> N
         ("convert", NET, "-o", "a/b/", "--dry-run"),
     ],
 )
-def test_folders_go_again_where_nothing_was_written(words: tuple[str, ...]) -> None:
+def test_created_folders_are_removed_if_nothing_was_written(words: tuple[str, ...]) -> None:
     run(*words)
     assert files() == [NET, "temporary"]

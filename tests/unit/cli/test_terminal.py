@@ -69,7 +69,7 @@ needs_a_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a p
 
 @needs_a_terminal
 @pytest.mark.parametrize("width", [40, 200])
-def test_a_report_fits_the_terminal_and_breaks_no_word(width: int) -> None:
+def test_a_report_fits_the_terminal_without_breaking_a_word(width: int) -> None:
     lines = unstyled(on_a_terminal(width, BERT, "--dry-run")).splitlines()
     assert max(len(line) for line in lines if not line.startswith("next: ")) <= width
     known = set(piped().split())
@@ -78,7 +78,7 @@ def test_a_report_fits_the_terminal_and_breaks_no_word(width: int) -> None:
     assert any(line.startswith(f"next: amp-rewrite {BERT} --dry-run --data") for line in lines)  # whole, to be copied
 
 
-def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> None:
+def test_a_narrow_table_wraps_between_words_and_cuts_longer_ones() -> None:
     token = WIDTH.set(36)
     try:
         lines = table([("1", "a_name_that_is_far_too_long_for_it", "words that say why it is so")], right=">")
@@ -94,7 +94,7 @@ def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> N
 
 
 @needs_a_terminal
-def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither() -> None:
+def test_only_a_terminal_gets_a_progress_bar_and_color() -> None:
     assert "\u2501" in drawn_on_a_terminal(80, BERT, "--dry-run")
     assert drawn_on_a_terminal(80, BERT, "--dry-run", "-q") == ""
     assert "\x1b" not in piped() and "\u2501" not in piped()
@@ -137,7 +137,7 @@ class Terminal(io.StringIO):
         ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
     ],
 )
-def test_the_environment_decides_about_colors(
+def test_environment_variables_turn_colors_on_and_off(
     environ: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -167,7 +167,7 @@ def test_a_finding_says_what_happened_what_it_means_and_what_to_do(capsys: pytes
 @pytest.mark.parametrize(
     ("start", "whole"), [("{", True), ("[", True), ("|", True), ("::", True), ("next: ", True), ("words ", False)]
 )
-def test_lines_that_are_copied_stay_whole_on_a_narrow_terminal(
+def test_lines_to_copy_stay_whole_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: str, whole: bool
 ) -> None:
     monkeypatch.setattr(terminal, "columns", lambda stream: 24)
@@ -178,7 +178,7 @@ def test_lines_that_are_copied_stay_whole_on_a_narrow_terminal(
     assert " ".join(" ".join(lines).split()) == line
 
 
-def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(
+def test_without_a_terminal_a_large_model_prints_a_line_per_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, large = tmp_path / "small.onnx", tmp_path / "m.onnx"
@@ -203,7 +203,7 @@ def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(
         assert tell is None
 
 
-def test_a_silent_stage_repeats_its_line_with_its_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_stage_repeats_its_line_with_the_elapsed_time(capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.5])
     lines = terminal.Lines(lambda: next(clock))
     lines.tell("m.onnx: check", 0, 1)  # at 0

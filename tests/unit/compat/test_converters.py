@@ -75,7 +75,7 @@ HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
 @pytest.mark.parametrize("peer", [COMMON_1_16, RUNTIME_1_32])
-def test_every_argument_of_the_other_converter_is_taken_at_its_place(peer: dict) -> None:
+def test_every_argument_of_the_other_converter_keeps_its_position(peer: dict) -> None:
     for function, stated in peer.items():
         theirs = dict(word.partition("=")[::2] for word in stated.split(", "))
         ours = inspect.signature(function).parameters
@@ -116,13 +116,13 @@ def test_a_blocked_node_stays_float32_whatever_characters_its_name_has(name: str
         ({"use_bfloat16_as_blocked_nodes_dtype": True}, "use_bfloat16_as_blocked_nodes_dtype=True has no effect"),
     ],
 )
-def test_what_changes_nothing_is_a_warning_at_the_line_of_the_caller(arguments: dict, words: str) -> None:
+def test_options_without_effect_warn_at_the_callers_line(arguments: dict, words: str) -> None:
     with pytest.warns(UserWarning, match=words) as told:
         convert_float_to_float16(model(), **arguments)
     assert [warning.filename for warning in told] == [__file__]
 
 
-def test_a_half_model_is_refused_on_request_and_else_converted_in_the_rest() -> None:
+def test_a_half_model_is_refused_on_request_and_otherwise_completed() -> None:
     partly = convert_float_to_float16(model(), node_block_list=["first"])
     with pytest.raises(ValueError, match="holds float16 already"):
         convert_float_to_float16(partly, check_fp16_ready=True)
@@ -156,7 +156,7 @@ def near(expected: Sequence, tried: Sequence) -> bool:
 @pytest.mark.parametrize(
     "bounds", [{"rtol": 0, "atol": 1e-6}, {"validate_fn": near}, {"validate_fn": always, "atol": 1e-6}]
 )
-def test_products_stay_float32_where_the_bound_needs_that(bounds: dict) -> None:
+def test_products_stay_float32_if_the_bound_requires_it(bounds: dict) -> None:
     half = auto_convert_mixed_precision(model(), BATCH, keep_io_types=True, **bounds)
     assert io_types(half) == [FULL, FULL]
     assert weight_types(half)["second"] == FULL
@@ -176,7 +176,7 @@ def test_validate_fn_sees_the_outputs_of_both_models_and_the_tolerance_counts_to
     assert any(np.any(expected[0] != tried[0]) for expected, tried in seen)
 
 
-def test_outputs_that_no_choice_brings_near_are_a_value_error() -> None:
+def test_outputs_that_no_choice_brings_within_bounds_are_a_value_error() -> None:
     with pytest.raises(ValueError, match=r"validation failed: .*keep_io_types=True"):
         auto_convert_mixed_precision(model(), BATCH, rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match=r"validation failed: .*keep_io_types=True"):
@@ -205,7 +205,7 @@ def test_a_file_becomes_a_file_with_its_weights_beside_it(source: Path, tmp_path
     assert {path.name for path in target.parent.iterdir()} == {"half.onnx", location or "fp16_tensor.data"}
 
 
-def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(source: Path, tmp_path: Path) -> None:
+def test_another_provider_and_verbose_warn_at_the_callers_line(source: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as caught:
         auto_convert_mixed_precision_model_path(
             str(source), BATCH, tmp_path / "half.onnx", ["CUDAExecutionProvider"], None, always, verbose=True
@@ -214,9 +214,7 @@ def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(sou
     assert {w.filename for w in caught} == {__file__}
 
 
-def test_the_bound_that_is_not_given_is_that_of_the_other_converter(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_default_bound_is_that_of_the_other_converter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[float, float]] = []
     made = SimpleNamespace(model="the model", save=lambda *_, **named: None)
 
@@ -249,7 +247,7 @@ def run(source: Path, *words: str, code: int = 0) -> None:
     assert (left.value.code or 0) == code
 
 
-def test_options_are_those_of_the_other_command_line_and_so_is_the_name_of_the_result(source: Path) -> None:
+def test_options_and_output_name_match_the_other_command_line(source: Path) -> None:
     actions: list[argparse.Action] = parser()._actions
     assert {word for action in actions for word in action.option_strings} == {*OPTIONS_0_47.split()}
     for _ in range(2):  # an existing result is replaced
@@ -270,7 +268,7 @@ def test_type_exclusions_and_inputs_are_honoured(source: Path, capfd: pytest.Cap
     assert "warning: no node matches 'absent.*', so it has no effect" in capfd.readouterr().err
 
 
-def test_data_with_their_largest_value_become_ranges_with_a_headroom(
+def test_data_and_a_largest_value_become_ranges_with_a_headroom(
     source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     np.savez(tmp_path / "data.npz", x=np.full((1, 64), 1000, np.float32))
@@ -281,7 +279,7 @@ def test_data_with_their_largest_value_become_ranges_with_a_headroom(
     assert "with headroom 655.04, beyond 65504" in capfd.readouterr().out
 
 
-def test_options_without_effect_are_told_and_unknown_ones_refused(
+def test_options_without_effect_are_reported_and_unknown_ones_refused(
     source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(source, "--providers", "cpu", "--init_max", "100", "--data_max", "9", "--trt_plugins", "x.so")
@@ -306,7 +304,7 @@ def test_options_without_effect_are_told_and_unknown_ones_refused(
         ("--log_level ERROR", "--to float16 --io low COMMON --quiet -o m.fp16.onnx"),
     ],
 )
-def test_options_of_the_other_converter_become_words_of_ours(given: str, words: str) -> None:
+def test_options_of_the_other_converter_are_translated(given: str, words: str) -> None:
     parsed = parser().parse_args(["--onnx_path", "m.onnx", *given.split()])
     ours = words.replace("COMMON", "--fuse basic --overwrite").split()
     assert translated(parsed) == ["convert", *ours, "--", "m.onnx"]

@@ -95,7 +95,7 @@ def run(olive: Any, source: Path, out: Path, **given: Any) -> Handler:
     return olive.AmpRewrite()._run_for_config(Handler(str(source)), Config(**given), str(out))
 
 
-def test_parameters_and_their_defaults_are_those_of_convert_and_the_provider(olive: Any) -> None:
+def test_parameters_and_defaults_match_convert_plus_the_provider(olive: Any) -> None:
     config = parameters(olive)
     assert set(config) == {*KEYWORDS, "data", "tolerance", "ranges", "headroom", "external_data"}
     assert (config["data"].category, config["ranges"].category) == (Category.DATA, Category.PATH)
@@ -147,7 +147,7 @@ def test_the_pass_writes_the_model_of_convert_and_names_its_file(
     assert onnx.load(handler.model_path) == amp_rewrite.convert(CNN).model
 
 
-def test_weights_in_a_file_of_their_own_give_the_folder_and_the_name(olive: Any, tmp_path: Path) -> None:
+def test_external_weights_return_the_folder_and_the_name(olive: Any, tmp_path: Path) -> None:
     handler = run(olive, CNN, tmp_path / "half.onnx", external_data=True)
     assert handler == Handler(str(tmp_path), "half.onnx")
     assert {path.name for path in tmp_path.iterdir()} == {"half.onnx", "half.onnx.data"}
@@ -169,7 +169,7 @@ def overflowing(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "model.onnx", tmp_path / "batch.npz"
 
 
-def test_data_alone_guard_and_a_tolerance_repairs(
+def test_data_guards_and_a_tolerance_repairs(
     olive: Any, overflowing: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, data = overflowing

@@ -47,7 +47,7 @@ def lazy_model(reads: list[str]) -> object:
     return made
 
 
-def test_the_pass_gives_the_model_that_convert_gives() -> None:
+def test_the_pass_and_convert_give_the_same_model() -> None:
     passes = Sequential(common.RemoveUnusedNodesPass(), MixedPrecision(keep=["op=Gemm"]))
     expected = amp_rewrite.convert(VIT, keep=["op=Gemm"], fuse="basic").model
     assert ir.to_proto(passes(ir.load(VIT)).model) == ir.to_proto(ir.from_proto(expected))
@@ -68,7 +68,7 @@ def test_weights_are_neither_read_nor_changed_until_the_result_is_saved(tmp_path
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(saved), values(96, 96).astype(np.float16))
 
 
-def test_metadata_and_weights_that_stay_are_those_of_the_given_model() -> None:
+def test_metadata_and_unchanged_weights_are_the_source_models_objects() -> None:
     source = lazy_model([])
     kept = MixedPrecision(keep=["op=MatMul"])(source)
     assert not kept.modified
@@ -83,7 +83,7 @@ def test_metadata_and_weights_that_stay_are_those_of_the_given_model() -> None:
     assert [n.op_type for n in half.graph.all_nodes() if n.metadata_props.get("layer") == "encoder.0"] == ["MatMul"]
 
 
-def test_tensors_in_every_place_and_those_of_callers_come_back() -> None:
+def test_tensors_everywhere_and_those_of_callers_are_returned() -> None:
     proto = with_weights_everywhere()
     for tensor in wire.tensors(proto):
         del tensor.metadata_props[:]  # of a TensorProto onnx_ir writes them twice
@@ -96,7 +96,7 @@ def test_tensors_in_every_place_and_those_of_callers_come_back() -> None:
     assert ir.to_proto(to_ir(Model.load(proto))) == ir.to_proto(ir.from_proto(proto))
 
 
-def test_an_unknown_value_fails_where_the_pass_is_made_and_other_models_are_refused() -> None:
+def test_an_unknown_value_fails_in_the_constructor_and_other_models_are_refused() -> None:
     with pytest.raises(PolicyError, match="int3"):
         MixedPrecision(to="int3")
     with pytest.raises(ListError):

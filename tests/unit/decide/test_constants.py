@@ -136,7 +136,7 @@ def test_other_constants_are_no_reason(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "opset"), [("s=Where(seen,x,far);y=Softmax(s)", 18), ("s=Where(seen,zero,far);y=Attention(q,kt,kt,s)", 23)]
 )
-def test_a_where_mask_saturates_and_its_softmax_is_free(text: str, opset: int) -> None:
+def test_a_where_mask_saturates_and_its_softmax_is_unconstrained(text: str, opset: int) -> None:
     view = view_of(text, opset, zero=0.0, far=LOWEST)
     for to, bound in ((F16, "-65504"), (BF16, "-3.38953e+38")):
         found = find_needs(view, to)
@@ -157,7 +157,7 @@ def test_a_where_mask_saturates_and_its_softmax_is_free(text: str, opset: int) -
     ],
     ids=["decomposed", "constant"],
 )
-def test_a_mask_is_free_with_the_fill_that_a_conversion_gives_it(text: str, opset: int) -> None:
+def test_a_mask_is_unconstrained_by_the_fill_of_a_conversion(text: str, opset: int) -> None:
     numbers = {"far": LOWEST, "mask": np.where(np.tri(8), 0, LOWEST), "last": np.array([-1])}
     report = amp_rewrite.convert(model_of(text, opset, **numbers), level="unsafe-force-all", fuse="none").report
     assert {row.dtype for row in report.rows} == {"float16"}
@@ -186,14 +186,14 @@ def test_an_attention_whose_bias_is_large_at_the_best_key_stays_float32(first: f
     assert held(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == kept
 
 
-def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
+def test_the_bounds_of_a_clip_saturate_without_a_mask() -> None:
     view = view_of("c=Clip(x,far,high);a=MatMul(x,w);s=Add(a,c);y=Softmax(s)", far=LOWEST, high=1e6)
     found = find_needs(view, F16)
     assert [f.subject for f in found.findings] == ["far", "high"]
     assert found.pins == {}
 
 
-def test_a_weight_that_a_caller_may_replace_is_no_constant() -> None:
+def test_a_weight_that_a_caller_may_replace_is_not_a_constant() -> None:
     weights = "<float[2,2] table = {1, 2, 3, 4}, float[2,2] w = {1, 2, 3, 4}>"
     head = f"g (float[N,2] x, float[2,2] table) => (float[N,2] y) {weights}"
     assert held(parsed(f"{head} {{ p = MatMul (table, w) y = MatMul (x, p) }}")) == {}
@@ -249,7 +249,7 @@ def test_an_op_between_quantizers_is_pinned(text: str, results: str, expected: s
     assert find_needs(view, DType.FLOAT16, rescale=True).pins == {}
 
 
-def test_no_cast_lands_between_a_quantizer_and_its_op_beside_lowered_ones() -> None:
+def test_no_cast_separates_a_quantizer_from_its_op() -> None:
     text = f"""{CODES}  p = MatMul (a, b)
         m = MatMul (x, w)  d = Add (p, m)  e = MatMul (d, w)  q = QuantizeLinear (e, s, z)
         f = DequantizeLinear (q, s, z)  g = DequantizeLinear (c, s, z)  h = MatMul (f, g)
@@ -262,13 +262,13 @@ def test_no_cast_lands_between_a_quantizer_and_its_op_beside_lowered_ones() -> N
     assert "2 ops between quantizers: their types stay" in result.report.text()
 
 
-def test_a_weight_that_a_float32_op_reads_as_well_is_dequantized_in_float32() -> None:
+def test_a_weight_shared_with_a_float32_op_is_dequantized_in_float32() -> None:
     text = "b = DequantizeLinear (c, s, z)  m = MatMul (x, b)  e = Exp (b)  y = Add (m, e)"
     _, types = typed(text, "float[8,8] y")
     assert (types["b"], types["m"], types["e"]) == ("float32", "float16", "float32")
 
 
-def test_a_weight_that_is_quantized_in_the_graph_follows_its_readers_too() -> None:
+def test_a_weight_quantized_in_the_graph_follows_its_readers() -> None:
     text = "q = QuantizeLinear (w, s, z)  b = DequantizeLinear (q, s, z)  y = MatMul (x, b)"
     result, types = typed(text, "float[8,8] y")
     assert types["b"] == "float16"
@@ -312,21 +312,21 @@ def kept(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
         ("uint16", 0.9995, 0.9996),
     ],
 )
-def test_the_type_times_a_constant_scale_is_the_reach(kind: str, within: float, beyond: float) -> None:
+def test_a_quantizers_range_is_its_integer_type_times_its_scale(kind: str, within: float, beyond: float) -> None:
     assert (kept(kind, within), kept(kind, beyond)) == (False, True)
 
 
 @pytest.mark.parametrize(("kind", "within", "beyond"), [("uint8", 128, 255), ("int8", 0, -128)])
-def test_the_reach_of_integers_is_counted_from_the_zero_point(kind: str, within: int, beyond: int) -> None:
+def test_a_quantizers_range_is_counted_from_its_zero_point(kind: str, within: int, beyond: int) -> None:
     assert (kept(kind, 300.0, zero=within), kept(kind, 300.0, zero=beyond)) == (False, True)
 
 
-def test_bfloat16_holds_them_all_and_the_int32_of_a_bias_is_not_judged() -> None:
+def test_bfloat16_holds_all_scales_and_the_int32_of_a_bias_is_ignored() -> None:
     assert not kept("float8e5m2", 1e9, to=BF16)
     assert held(quantized_view("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
 
 
-def test_with_a_constant_scale_makers_and_readers_of_such_values_are_held() -> None:
+def test_a_constant_scale_out_of_range_holds_producers_and_readers() -> None:
     view = quantized_view(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
     pins = find_needs(view, F16).pins
     assert all("76800" in why.note for why in pins.values())

@@ -130,7 +130,7 @@ def rows() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.skipif(metadata.version("onnx") != STORED["onnx"], reason=f"decisions are those under {STORED['onnx']}")
-def test_decisions_are_what_they_were() -> None:
+def test_decisions_are_unchanged() -> None:
     assert rows() == STORED["decisions"]
 
 

@@ -48,7 +48,7 @@ def sums_of_copies(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("nodes", [behind_copies, sums_of_copies])
-def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_op_traverses_all_copies(nodes: Callable[[int], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(nodes(500), "y", w=EYE, b=np.ones(8, np.float32))
     steps, step = 0, View.producer
 
@@ -62,7 +62,7 @@ def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[str]], monkeyp
     assert 0 < steps < 20 * len(view.ops)
 
 
-def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_need_propagates_through_iterations_in_few_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 200
     shifted = " ".join(f"z{i} = Neg (s{i + 1})" for i in range(count - 1))
     into = ", ".join(f"float[1,8] s{i}" for i in range(count))
@@ -84,7 +84,7 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
     assert len(view.ops) <= visits < 4 * len(view.ops)
 
 
-def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
+def test_a_sum_of_many_values_names_a_few_including_its_own_state() -> None:
     names = [f"s{i}" for i in range(3 * MAX_NAMED)]
     sums = [f"a{i + 1}=Add(a{i},{name})" for i, name in enumerate(names)]
     view = view_of(["a0=Identity(x)", *sums], f"a{len(names)}")
@@ -122,7 +122,7 @@ def test_a_sum_is_pinned_with_the_number_of_its_terms(body: str, terms: int, mon
     assert notes(body) == []
 
 
-def test_the_longest_sums_are_pinned_until_the_others_have_few_terms_in_all() -> None:
+def test_the_longest_sums_are_pinned_until_few_terms_remain_in_the_others() -> None:
     body = """(float[4,99] x, float[99,80] a, float[80,60] b, float[60,50] c, float[50,3] d) => (float[4,3] y)
     { p = MatMul (x, a) q = MatMul (p, b) r = MatMul (q, c) y = MatMul (r, d) }"""
     assert 50 + 60 <= MAX_TERMS < 50 + 60 + 80
@@ -139,7 +139,7 @@ def test_the_longest_sums_are_pinned_until_the_others_have_few_terms_in_all() ->
         "(double[4,40] x, double[40,3] w) => (double[4,3] y) { y = MatMul (x, w) }",
     ],
 )
-def test_short_sums_and_other_types_are_left_alone(body: str) -> None:
+def test_short_sums_and_other_types_are_not_pinned(body: str) -> None:
     assert notes(body) == []
 
 
@@ -198,7 +198,7 @@ NEITHER = (
 
 
 @pytest.mark.parametrize("text", [*DIFFERENCES, *PRODUCTS, *NEITHER])
-def test_a_difference_of_products_is_held_with_what_computes_it_and_no_other(text: str) -> None:
+def test_a_difference_of_products_is_held_only_with_its_producers(text: str) -> None:
     assert holds(text) == set((DIFFERENCES | PRODUCTS).get(text, "").split())
 
 
@@ -225,7 +225,7 @@ def test_a_sum_of_exponentials_is_small_unless_it_adds_all_peaks(
     assert ("r" in held(view)) is expected
 
 
-def test_a_softmax_of_old_opsets_has_rows_of_several_axes() -> None:
+def test_a_softmax_of_old_opsets_normalizes_over_several_axes() -> None:
     text = "a=MatMul(x,w);p=Softmax[axis=1](a);r=ReduceSum[axes={}](p);v=Div(p,r)"
     found = []
     for axes in ("2", "1 2"):
@@ -270,7 +270,7 @@ def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
 
 
 @pytest.mark.parametrize("entry", [{"op": "Pow"}, {"op": "Pow", "need": "place"}])
-def test_an_entry_without_this_need_denies_always(entry: dict[str, str]) -> None:
+def test_an_entry_without_this_need_always_denies(entry: dict[str, str]) -> None:
     assert dtype(amp_rewrite.convert(gelu(), fuse="basic", lists=[{"deny": [entry]}]), "Pow") == "float32"
 
 
@@ -289,7 +289,7 @@ def snake(
 @pytest.mark.parametrize(
     "text", [SNAKE, SNAKE.replace("Pow(s,two)", "Mul(s,s)"), "c=Identity(a);" + SNAKE.replace(",a)", ",c)")]
 )
-def test_a_snake_activation_is_lowered_as_a_whole_and_its_sine_is_no_position(text: str) -> None:
+def test_a_snake_activation_is_lowered_and_its_sine_is_not_a_position(text: str) -> None:
     assert {row.dtype for row in snake(text).report.rows} == {"float16"}
 
 
@@ -359,7 +359,7 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
         (SUM.replace("Relu(a)", "Pow(a,two)"), "s", rows(4), "float32"),
     ],
 )
-def test_a_mean_a_square_or_a_sum_is_lowered_where_its_readers_need_no_more(
+def test_a_mean_a_square_or_a_sum_is_lowered_if_its_readers_allow_it(
     text: str, op: str, shapes: dict[str, Any], held: str
 ) -> None:
     constants = {name: np.array(array) for name, array in NUMBERS.items() if name in text}
@@ -448,7 +448,7 @@ GRAM = "gram=MatMul(f,t);s=Shape[start=1](f);COUNT;y=Mul(q,q)"
         (GRAM.replace("COUNT", "z=Cast[to=float](s);k=ReduceProd[keepdims=0](z);q=Mul(gram,k)"), "k"),
     ],
 )
-def test_what_becomes_a_size_a_place_or_a_count_is_held_and_nothing_else(text: str, expected: str) -> None:
+def test_exactly_sizes_positions_and_counts_are_held(text: str, expected: str) -> None:
     read = {name: array for name, array in WHOLE_NUMBERS.items() if name in re.findall(r"\w+", text)}
     proto = cases.build(text, ["y"], shapes=WHOLE_SHAPES, types=TYPES, constants=read, opset=18)
     assert " ".join(held(View.of(Model.load(proto)))) == expected
@@ -488,7 +488,7 @@ def test_needs_of_a_shape_go_into_branches_and_out_of_loops() -> None:
         ("z = MatMul (state, w)  next = Tanh (z)", []),
     ],
 )
-def test_a_state_of_a_loop_is_added_up_in_float32_and_a_recurrent_one_is_not(body: str, expected: list[str]) -> None:
+def test_a_loop_state_is_accumulated_in_float32_and_a_recurrent_one_is_not(body: str, expected: list[str]) -> None:
     text = f"""g (int64 trips, bool yes, float[N,8] start, float[8,8] w) => (float[N,8] last) {{
         last = Loop (trips, yes, start) <
             body = l (int64 i, bool go, float[N,8] state) => (bool more, float[N,8] next) {{
@@ -503,7 +503,7 @@ def test_a_state_of_a_loop_is_added_up_in_float32_and_a_recurrent_one_is_not(bod
 @pytest.mark.parametrize(
     "product", ['Einsum <equation = "ij,k->ik"> (time, k)', "MatMul (time, k1)", "Gemm <transB = 1> (time, k2)"]
 )
-def test_an_outer_product_is_an_angle_whatever_it_is_spelled_with(product: str) -> None:
+def test_an_outer_product_is_an_angle_in_every_spelling(product: str) -> None:
     inputs = "float[N,1] time, float[4] k, float[1,4] k1, float[4,1] k2"
     assert "turns" in kept_in(f"g ({inputs}) => (float[N,4] y) {{ turns = {product}  y = Sin (turns) }}")
 

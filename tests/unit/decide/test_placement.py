@@ -105,7 +105,7 @@ def lowered(result: Converted) -> set[str]:
     return {op.name for op, paint in found if paint is not None and paint.dtype is result.coloring.to}
 
 
-def test_what_reads_a_number_beyond_the_type_is_not_lowered_for_a_smaller_cast() -> None:
+def test_readers_of_an_overflowing_constant_are_not_lowered_to_save_a_cast() -> None:
     """1e9 is no float16: what multiplies by it is pinned, and so large a number must not be cast behind it."""
     text, large = "a=MatMul(x,w);m=Mul(a,c);t=Tanh(m);b=MatMul(t,w)", {"w": np.ones((2048, 2048)), "c": 1e9}
     model = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants=large)
@@ -133,7 +133,7 @@ RMS_NORM = "a={};c=Pow(a,two);m=ReduceMean[axes=-1](c);e=Add(m,eps);r=Sqrt(e);d=
 @pytest.mark.parametrize(
     ("entry", "beside", "low"), [("MatMul(x,w)", "", True), ("Exp(x)", "", False), ("MatMul(x,w)", ";z=Exp(a)", False)]
 )
-def test_the_scale_of_a_norm_is_low_if_its_input_is_and_no_other_op_reads_that_in_float32(
+def test_the_scale_of_a_norm_is_low_with_its_input_unless_a_float32_op_reads_it(
     entry: str, beside: str, low: bool
 ) -> None:
     constants = {"w": np.eye(8), "two": 2.0, "eps": 1e-5, "g": np.linspace(0.5, 1.5, 8)}
@@ -179,7 +179,7 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
 @pytest.mark.parametrize("way", WAYS)
 @given(graph=graphs())
 @bounded
-def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_again(way: str, graph: Graph) -> None:
+def test_random_graphs_obey_every_rule_cost_no_more_and_are_stable(way: str, graph: Graph) -> None:
     note(graph.text())
     model = graph.model()
     draft = Draft.of(model, Request.of(**WAYS[way]))
@@ -233,7 +233,7 @@ COPYING = (
 )
 
 
-def test_casts_to_the_type_that_a_value_has_are_left_out_and_the_report_names_them() -> None:
+def test_casts_without_effect_are_left_out_and_reported() -> None:
     result = convert(onnx.parser.parse_model(COPYING))
     assert not any(given == made for given, made in (what.split(" → ") for what in casts_of(result.model)))
     assert folded(result) == [
@@ -269,7 +269,7 @@ ATTENTION = (
 
 
 @pytest.mark.parametrize("chain", ["p = Cast <to = 1> (s) q = Cast <to = 1> (p)", "{0} r = Cast <to = 1> (p) {1} (r)"])
-def test_casts_that_widen_and_narrow_again_go(chain: str) -> None:
+def test_casts_that_widen_and_narrow_again_are_removed(chain: str) -> None:
     """PyTorch writes two of them around the dropout of every attention: float32 to float32, then float16 and back."""
     given = chain.format("p = Cast <to = 1> (s)", "q = Cast <to = 1>")
     result = convert(onnx.parser.parse_model(ATTENTION.format(OUTPUTS="float[8,8] y", CASTS=given, MORE="")))
@@ -279,7 +279,7 @@ def test_casts_that_widen_and_narrow_again_go(chain: str) -> None:
     assert len(folded(result)) == given.count("Cast")
 
 
-def test_a_widening_cast_goes_that_only_a_folded_cast_reads() -> None:
+def test_a_widening_cast_read_only_by_a_folded_cast_is_removed() -> None:
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float16[8,8] x, float16[8,8] w, float[8,8] v)'
         " => (float16[8,8] y, float[8,8] z) { a = MatMul (x, w) p = Cast <to = 1> (a) q = Cast <to = 10> (p)"
@@ -290,7 +290,7 @@ def test_a_widening_cast_goes_that_only_a_folded_cast_reads() -> None:
     assert folded(result) == [("a", "float16", "float32"), ("p", "float32", "float16")]
 
 
-def test_what_reads_past_a_cast_of_the_model_reads_the_new_cast_that_stands_for_it() -> None:
+def test_readers_of_a_removed_cast_read_the_new_cast_in_its_place() -> None:
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float[8,8] x, float[8,8] w) => (float[8,8] y, float[8,8] z)'
         "{ y = MatMul (x, w) h = Cast <to = 10> (x) f = Cast <to = 1> (h) z = MatMul (f, w) }"
@@ -342,6 +342,6 @@ def normed(opset: int, stash: int | None = None) -> ModelProto:
 
 
 @pytest.mark.parametrize(("stash", "low"), [(None, True), (1, True), (10, False), (16, False)])
-def test_a_group_norm_whose_body_casts_to_float32_by_itself_needs_no_casts(stash: int | None, low: bool) -> None:
+def test_a_group_norm_that_casts_inside_its_body_needs_no_casts(stash: int | None, low: bool) -> None:
     result = convert(normed(21, stash))
     assert casts_of(result.model) == {"float32 → float16": 1 + (not low), "float16 → float32": 1 + (not low)}

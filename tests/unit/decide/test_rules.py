@@ -141,7 +141,7 @@ def test_lower_wins_over_safety_rules_and_the_gate_over_all() -> None:
     assert Graph(gated.text, "h", {**gated.options, "lower": ["h"]}).rules() == {"kernel_gate"}
 
 
-def test_a_sequence_is_lowered_whole_though_a_gray_op_in_it_lies_on_no_path() -> None:
+def test_a_sequence_is_lowered_whole_despite_a_gray_op_off_the_path() -> None:
     text = "s=SequenceEmpty();t=SequenceInsert(s,x);r=SequenceAt(t,i);b=MatMul(r,r)"
     lists = {"lists": ["tensorflow", {"gray": ["SequenceInsert"]}]}
     inputs = {"types": {"i": "int"}, "shapes": {"i": []}}
@@ -198,7 +198,7 @@ def low_type(case: dict[str, Any]) -> DType:
 
 
 @every_case
-def test_the_right_ops_are_lowered_with_as_many_casts_as_the_rules_call_for(case: dict[str, Any]) -> None:
+def test_the_right_ops_are_lowered_with_the_casts_that_the_rules_need(case: dict[str, Any]) -> None:
     model, result = model_of(case), by_id(case["id"])
     assert lowered_ops(result.view, result.coloring) == tuple(sorted(case["half"]))
     assert sorted(op.name for op in result.view.ops) == sorted(case["half"] + case["single"])
@@ -221,7 +221,7 @@ def test_the_model_is_sound_and_opens_at_basic_and_all(case: dict[str, Any]) -> 
 
 
 @every_case
-def test_the_model_computes_what_it_did(case: dict[str, Any]) -> None:
+def test_the_model_computes_the_same(case: dict[str, Any]) -> None:
     """The CPU provider computes most half ops in float32: this finds wrong wiring, not lost digits."""
     if low_type(case) is not DType.FLOAT16:
         pytest.skip("onnxruntime's CPU provider runs no bfloat16 model")
@@ -259,26 +259,26 @@ def speaks(rule: Reason, report: Report) -> bool:
 
 
 @named
-def test_a_rule_has_its_promise_and_something_under_each_heading(rule: Reason) -> None:
+def test_a_rule_has_a_summary_and_text_under_each_heading(rule: Reason) -> None:
     assert rule.promise.endswith(".") and "\n" not in rule.promise
     assert tuple(rule.sections) == HEADINGS
     assert all(text[-1] in ".;" for text in rule.sections.values())
 
 
 @pytest.mark.parametrize(("rule", "case"), CASES, ids=[case for _, case in CASES])
-def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Reason, case: str) -> None:
+def test_a_rule_mentions_its_model_and_not_the_near_miss(rule: Reason, case: str) -> None:
     assert speaks(rule, report_of(rule.model("hit", case), rule.target))
     assert not speaks(rule, report_of(rule.model("near", case), rule.target))
     unsafe = report_of(rule.model("hit", case), rule.target, safety="none")
     assert rule.reason not in {row.rule for row in unsafe.rows}
 
 
-def test_every_model_beside_the_rules_belongs_to_one() -> None:
+def test_every_example_model_belongs_to_a_rule() -> None:
     held = {path.name for path in (Path(decide.__file__).parent / "needs/models").iterdir()}
     assert held == {f"{case}.{end}.onnxtxt" for _, case in CASES for end in ("hit", "near")}
 
 
-def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
+def test_every_reason_of_a_safety_rule_has_its_record() -> None:
     safety = {name for name, reason in REASONS.items() if reason.strength is Strength.SAFETY}
     assert {rule.name for rule in RULES} == safety
 
@@ -286,16 +286,16 @@ def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
 PACKAGE = Path(reasons.__file__).parents[1]
 
 
-def test_a_constant_is_the_id_in_capitals() -> None:
+def test_a_constant_is_the_uppercase_id() -> None:
     assert {name.lower(): getattr(reasons, name) for name in map(str.upper, REASONS)} == {id: id for id in REASONS}
     assert {id: reason.name for id, reason in REASONS.items()} == {id: id for id in REASONS}
 
 
-def test_tiers_stand_in_the_order_of_the_architecture_page() -> None:
+def test_tiers_have_the_order_of_the_architecture_page() -> None:
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
     order = page.partition("Precedence: ")[2].partition(".")[0].replace("\n", " ").split(" > ")
     assert order == [tier.words for tier in sorted(Strength, reverse=True)]
 
 
-def test_a_rule_of_another_version_is_its_own_words() -> None:
+def test_a_rule_of_another_version_is_shown_in_its_own_words() -> None:
     assert reasons.words("rule_of_tomorrow") == "rule_of_tomorrow"

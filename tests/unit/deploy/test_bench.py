@@ -62,7 +62,7 @@ class Clock:
 # -- time --------------------------------------------------------------------------------------------
 
 
-def test_in_each_round_all_take_turns_and_it_is_as_many_runs_as_take_50_ms() -> None:
+def test_each_round_runs_every_model_often_enough_to_take_50_ms() -> None:
     clock, log = Clock(), []
     calls = {"a": clock.taking(1, log), "b": clock.taking(2, log), "c": clock.taking(3, log)}
     seconds = interleaved(calls, rounds=4, runs=1, clock=clock)
@@ -73,7 +73,7 @@ def test_in_each_round_all_take_turns_and_it_is_as_many_runs_as_take_50_ms() -> 
     assert [runs_per_round(x) for x in ([0.001, 0.005], [1.0], [1e-6], [0.0])] == [10, 1, 50, 50]
 
 
-def test_the_interval_of_a_speed_up_holds_the_truth_in_about_95_of_100_cases() -> None:
+def test_the_interval_of_a_speedup_covers_the_truth_in_about_95_of_100_cases() -> None:
     random = np.random.default_rng(5)
     held = 0
     for case in range(200):
@@ -104,7 +104,7 @@ class Driver:
         return call
 
 
-def test_memory_is_what_driver_and_status_of_the_process_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_read_from_the_driver_and_the_process_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_memory(lambda _: Driver()) == 10
     for name in ("cuInit", "cuMemGetInfo_v2"):
         refusing = Driver(name)
@@ -116,7 +116,7 @@ def test_memory_is_what_driver_and_status_of_the_process_say(tmp_path: Path, mon
     assert (child.resident(), child.resident(peak=True)) == (200 << 10, 300 << 10)
 
 
-def test_a_process_of_its_own_weighs_a_model_and_a_larger_one_more(tmp_path: Path) -> None:
+def test_a_separate_process_measures_more_memory_for_a_larger_model(tmp_path: Path) -> None:
     text = HEAD + "g (float[n, 1000] x) => (float[n, 1000] y) { p = Exp (x) q = Exp (p) y = Neg (q) }"
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     small, large = (
@@ -125,7 +125,7 @@ def test_a_process_of_its_own_weighs_a_model_and_a_larger_one_more(tmp_path: Pat
     assert large - small > 5000 * 1000 * 4  # its output alone
 
 
-def test_a_process_that_cannot_run_the_model_or_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_or_dying_process_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
     with pytest.raises(MachineError, match=r"ended with 1: .*: input 'x' of batch 0 has the shape \[1, 4\]; the input"):
         peak_memory(tmp_path / "m.onnx", {"x": np.zeros((1, 4), np.float32)}, CPU)
@@ -140,7 +140,7 @@ def test_a_process_that_cannot_run_the_model_or_dies_says_why(tmp_path: Path, mo
 # -- the whole ---------------------------------------------------------------------------------------
 
 
-def test_models_side_by_side_give_an_entry_each_with_all_that_was_asked_for() -> None:
+def test_models_side_by_side_get_an_entry_each_with_all_requested_fields() -> None:
     seen: list[tuple[str, int, int]] = []
     found = _small(progress=lambda *at: seen.append(at), memory=True)
     full, half = found.entries
@@ -173,13 +173,13 @@ def _small(**more: Any) -> Benchmark:
         ({"threads": 1025}, "threads=1025 is too many; give at most 1024, or leave it out for one per core"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) -> None:
+def test_impossible_measurements_are_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(PolicyError) as caught:
         _small(**more)
     assert str(caught.value).startswith(message)
 
 
-def test_people_read_latencies_and_are_told_numbers_that_are_none() -> None:
+def test_the_text_shows_latencies_and_warns_of_missing_numbers() -> None:
     log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
     given = np.array([[1, -1, 0]], np.float32)
     found = amp_rewrite.bench([parsed(log)], {"x": given}, provider=CPU, rounds=1, memory=False)
@@ -236,7 +236,7 @@ GPU = Gpu("Some GPU", (9, 0))
         ("WebGPU", "an adapter", Hardware((GPU,)), "an adapter (WebGPU)"),
     ],
 )
-def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
+def test_the_device_is_the_providers_gpu_or_the_processor(
     provider: str, offered: str, machine: Hardware, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text("vendor_id\t: x\nmodel name\t: Some CPU\nmodel name\t: Another\n")
@@ -247,7 +247,7 @@ def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
     assert child.device_name(provider) == name
 
 
-def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:
+def test_a_float32_model_in_first_place_is_also_measured_with_tf32_on_cuda(tmp_path: Path) -> None:
     def named(*texts: str, provider: str) -> list[tuple[str, bool, int, tuple[str, ...]]]:
         models = [parsed(text) for text in texts]
         folder = tmp_path / str(len(list(tmp_path.iterdir())))

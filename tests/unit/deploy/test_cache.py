@@ -46,7 +46,7 @@ def aged(cache: Cache, key: str, seconds: float) -> None:
 # -- keys ----------------------------------------------------------------------------------------------
 
 
-def test_a_model_has_one_key_and_one_bit_anywhere_makes_another(tmp_path: Path) -> None:
+def test_a_key_changes_with_any_bit_of_the_model(tmp_path: Path) -> None:
     onnx.save(product(), tmp_path / "inside.onnx")
     onnx.save(product(), tmp_path / "beside.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
     ways = (product(), product().SerializeToString(), tmp_path / "inside.onnx", tmp_path / "beside.onnx")
@@ -67,7 +67,7 @@ def test_a_model_has_one_key_and_one_bit_anywhere_makes_another(tmp_path: Path) 
 # -- entries -------------------------------------------------------------------------------------------
 
 
-def test_what_is_stored_is_found_again(tmp_path: Path) -> None:
+def test_a_stored_model_is_found_again(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "not" / "yet")
     assert cache.load(A) is None
     cache.store(A, Model.load(product()), "a report, ä")
@@ -92,7 +92,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     ("file", "damage"),
     [(f, how) for f in ("model.onnx", "report.json") for how in DAMAGE if (f, how) != ("report.json", "cut")],
 )
-def test_a_damaged_entry_is_none_and_can_be_made_again(tmp_path: Path, file: str, damage: str) -> None:
+def test_a_damaged_entry_is_a_miss_and_can_be_rewritten(tmp_path: Path, file: str, damage: str) -> None:
     cache = Cache(tmp_path)
     cache.store(A, Model.load(product()), "x")
     DAMAGE[damage](tmp_path / "v1" / A / file)
@@ -102,7 +102,7 @@ def test_a_damaged_entry_is_none_and_can_be_made_again(tmp_path: Path, file: str
     assert kept is not None and kept.report == "y"
 
 
-def test_many_may_store_the_same_at_once(tmp_path: Path) -> None:
+def test_many_threads_may_store_the_same_model(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: cache.store(A, small(), "x"), range(24)))
@@ -125,7 +125,7 @@ def test_a_model_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypat
 ONE = 103_500  # bytes of one entry: 160 x 160 float32, and less than 1 KiB around it
 
 
-def test_the_least_recently_used_entry_is_given_up_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_entry_is_evicted_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit=2 * ONE)
     for age, key in ((3000, A), (2000, B)):
         cache.store(key, small(), "x")
@@ -135,7 +135,7 @@ def test_the_least_recently_used_entry_is_given_up_first(tmp_path: Path) -> None
     assert names(cache) == [A, C]
 
 
-def test_what_was_used_just_now_stays(tmp_path: Path) -> None:
+def test_a_recently_used_entry_stays(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit=ONE)
     cache.store(A, small(), "x")
     cache.store(B, small(), "x")
@@ -145,7 +145,7 @@ def test_what_was_used_just_now_stays(tmp_path: Path) -> None:
     assert names(cache) == [B, C]
 
 
-def test_what_a_killed_process_left_counts_as_an_entry(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_count_as_an_entry(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit=ONE)
     (tmp_path / "v1" / "tmp_old").mkdir(mode=0o700, parents=True)
     (tmp_path / "v1").chmod(0o700)
@@ -159,7 +159,7 @@ def test_what_a_killed_process_left_counts_as_an_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stated", ["", "relative"])
-def test_the_users_own_cache_lies_where_the_standard_says(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
+def test_the_users_cache_is_in_the_standard_place(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     assert Cache.usual({"XDG_CACHE_HOME": "/big/disk"}) == Cache(Path("/big/disk/amp-rewrite"))
     assert Cache.usual({"XDG_CACHE_HOME": stated}) == Cache(Path("/home/someone/.cache/amp-rewrite"))

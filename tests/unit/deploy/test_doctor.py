@@ -59,7 +59,7 @@ def about(found: Checkup, topic: str) -> list[Check]:
 # -- the machine ---------------------------------------------------------------------------------------
 
 
-def test_a_machine_on_which_all_is_well() -> None:
+def test_a_machine_without_faults() -> None:
     found = checked()
     assert found.well
     assert found.text() == (
@@ -72,7 +72,7 @@ def test_a_machine_on_which_all_is_well() -> None:
     )
 
 
-def test_a_machine_on_which_nothing_is() -> None:
+def test_a_machine_with_every_fault() -> None:
     tool = install("onnxruntime-gpu[cuda,cudnn]==1.31.1")
     assert checked(NONE, told=CLOSED).text() == (
         "FINDING  GPU          no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded\n"
@@ -87,7 +87,7 @@ def test_a_machine_on_which_nothing_is() -> None:
     )
 
 
-def test_a_kernel_table_of_another_release_is_a_finding_and_a_missing_driver_none() -> None:
+def test_a_missing_driver_is_not_a_finding_but_another_releases_table_is() -> None:
     assert not about(checked(NONE, told={**CLOSED, "unloaded": "libcuda.so.1: cannot open"}), "libraries")
     (check,) = about(checked(packages={"onnxruntime-gpu": "1.40.0"}), "kernels")
     assert check == Check(
@@ -107,7 +107,7 @@ def test_a_kernel_table_of_another_release_is_a_finding_and_a_missing_driver_non
         (P100, "float16", False, "fast in no low type (float16 from 7.0 on, bfloat16 from 8.0 on)"),
     ],
 )
-def test_which_types_a_gpu_is_fast_in_is_told_of_each(gpu: Gpu, to: str, well: bool, fact: str) -> None:
+def test_each_gpu_lists_its_fast_types(gpu: Gpu, to: str, well: bool, fact: str) -> None:
     found = checked(machine(gpu, H200), to=to)
     first, second = about(found, "GPU")
     assert first.state == ("ok" if well else "finding") and first.fact.endswith(f": {fact}")
@@ -128,7 +128,7 @@ BOTH = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"}
         ({"onnxruntime-gpu": "1.31.1"}, {"failure": "it died"}, "onnxruntime-gpu 1.31.1: it died"),
     ],
 )
-def test_what_is_wrong_with_onnxruntime_is_told(packages: dict[str, str], told: dict[str, Any], fact: str) -> None:
+def test_faults_of_onnxruntime_are_reported(packages: dict[str, str], told: dict[str, Any], fact: str) -> None:
     (check,) = about(checked(told=told, packages=packages), "onnxruntime")
     assert check.state == "finding" and check.fact.startswith(fact) and check.remedy
 
@@ -169,7 +169,7 @@ ALIGNED = "all fixed dimensions of low-precision products are multiples of 8"
         ),
     ],
 )
-def test_dimensions_that_tensor_cores_do_not_like_are_named(graph: str, facts: list[str]) -> None:
+def test_dimensions_unsuited_to_tensor_cores_are_named(graph: str, facts: list[str]) -> None:
     found = checked(model=parsed(f"g {graph}"))
     assert [c.fact for c in about(found, "alignment")] == facts and found.well
     padded = {c.remedy.rpartition(" ")[2] for c in about(found, "alignment") if "k = 20" in c.fact or "n = 9" in c.fact}
@@ -196,7 +196,7 @@ def test_an_op_without_a_kernel_is_a_finding(node: str, opset: int, fact: str | 
 
 
 @pytest.mark.parametrize(("node", "well"), [("Identity", True), ("Tan", False)])
-def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
+def test_without_a_gpu_the_findings_follow_from_the_model(node: str, well: bool) -> None:
     model = parsed(f"g (float[8, 8] x) => (float[8, 8] y) {{ a = MatMul (x, x) b = {node} (a)  y = MatMul (b, b) }}")
     found = checked(NONE, model, told=CLOSED)
     assert found.well is well
@@ -207,7 +207,7 @@ def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
     assert not checked(machine(H200), model, told=CLOSED).well
 
 
-def test_operators_that_only_cuda_has_are_advice() -> None:
+def test_operators_only_available_on_cuda_are_a_suggestion() -> None:
     model = parsed(
         "g (float16[1, 8, 8, 4] x, float[4] w) => (float16[1, 8, 8, 4] y)"
         " { y = com.microsoft.GroupNorm <groups = 2, activation = 0> (x, w, w) }"
@@ -257,7 +257,7 @@ def half(graph: str, *, whole: bool = False, **constants: float) -> onnx.ModelPr
     ],
     ids=["fill", "mask", "epsilon"],
 )
-def test_what_a_conversion_keeps_in_float32_is_a_finding_in_a_half_model(graph: str, rule: str, named: str) -> None:
+def test_low_ops_that_a_conversion_keeps_in_float32_are_a_finding(graph: str, rule: str, named: str) -> None:
     found = checked(model=half(graph))
     (check,) = about(found, f"rule {rule}")
     assert check.state == "finding"
@@ -269,7 +269,7 @@ def test_what_a_conversion_keeps_in_float32_is_a_finding_in_a_half_model(graph: 
     )
 
 
-def test_a_conversion_of_ours_breaks_no_rule_and_is_checked_in_its_own_type() -> None:
+def test_our_conversions_break_no_rule_and_are_checked_in_their_own_type() -> None:
     for to in ("float16", "bfloat16"):
         made = convert(exported("tests/models/bert_ts13.onnx"), to=to, fuse="basic").result.to_proto()
         found = checked(model=made)
@@ -312,14 +312,14 @@ NEG = "g (float[8, 8] x) => (float[8, 8] y) { y = Neg (x) }"
         ),
     ],
 )
-def test_the_types_that_a_model_really_has_are_named(graph: str, fact: str) -> None:
+def test_the_actual_types_of_a_model_are_named(graph: str, fact: str) -> None:
     (check,) = about(checked(model=parsed(graph, 21)), "type")
     assert check.state == "ok"
     assert check.fact.startswith(fact)
 
 
 @pytest.mark.parametrize("graph", [NEG, NEG.replace("float", "float16"), FILLED, NEG.replace("float", "int64")])
-def test_of_no_model_it_is_said_that_its_values_are_right(graph: str) -> None:
+def test_no_model_is_said_to_have_correct_values(graph: str) -> None:
     found = checked(model=half(graph))
     (check,) = about(found, "values")
     assert check.state == "unknown"
@@ -331,7 +331,7 @@ def test_of_no_model_it_is_said_that_its_values_are_right(graph: str) -> None:
 # -- speed ---------------------------------------------------------------------------------------------
 
 
-def test_of_an_op_that_no_schema_describes_nothing_is_claimed() -> None:
+def test_nothing_is_claimed_about_an_op_without_a_schema() -> None:
     head = '<ir_version: 10, opset_import: ["": 20, "my.ops": 1]> '
     text = "g (float[n, 16] x) => (float[n, 16] y) { t = MatMul (x, x)  u = my.ops.Odd (t)  y = my.ops.Odd (u) }"
     found = checked(model=Model.load(onnx.parser.parse_model(head + text)))
@@ -352,7 +352,7 @@ WELL = Checkup((Check("GPU", "ok", "fine"), Check("speed", "advice", "slow", "pa
 ILL = Checkup((Check("GPU", "finding", "none", "buy one"),))
 
 
-def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_findings_and_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran(monkeypatch, WELL) == (
         0,
         "ok      GPU    fine\nadvice  speed  slow\n         pad it\n\nno obstacle; 1 piece of advice\n",

@@ -69,7 +69,7 @@ def quietly(*arguments: Any, **options: Any) -> Session:
 # -- what is converted ---------------------------------------------------------------------------------
 
 
-def test_without_a_policy_a_model_runs_as_it_is_and_with_one_as_converted() -> None:
+def test_a_model_runs_unchanged_without_a_policy_and_converted_with_one() -> None:
     session = quietly(mlp())
     assert (session.notes, session.converted, session.report) == ((), False, None)
     assert session.get_providers() == [CPU]
@@ -97,7 +97,7 @@ def test_without_a_policy_a_model_runs_as_it_is_and_with_one_as_converted() -> N
         (T4, {}, f"{CLOSED}{ANYWAY}"),
     ],
 )
-def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_said(
+def test_a_model_stays_unchanged_if_a_low_type_is_not_faster(
     machine: pytest.MonkeyPatch, found: Hardware, options: dict[str, Any], why: str
 ) -> None:
     machine.setattr(home, "hardware", lambda: found)
@@ -113,14 +113,14 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
     ("word", "argument", "converted"),
     [("1", None, True), ("0", None, False), ("OFF", None, False), ("1", False, False)],
 )
-def test_performance_may_be_ignored_by_environment_and_the_argument_wins(
+def test_an_argument_overrides_the_environment_that_ignores_performance(
     machine: pytest.MonkeyPatch, word: str, argument: bool | None, converted: bool
 ) -> None:
     machine.setenv("AMP_REWRITE_IGNORE_PERFORMANCE", word)
     assert quietly(mlp(), policy="mixed_float16", ignore_performance=argument).converted is converted
 
 
-def test_a_cuda_graph_and_a_provider_that_does_not_open_are_told() -> None:
+def test_an_unusable_cuda_graph_or_provider_is_reported() -> None:
     for options in ({"cuda_graph": True}, {"providers": [(CUDA, {"enable_cuda_graph": 1}), CPU]}):
         notes = quietly(mlp(), **options).notes
         assert notes[-1] == f"the model runs without a CUDA graph: it runs on {CPU}"
@@ -131,7 +131,7 @@ def test_a_cuda_graph_and_a_provider_that_does_not_open_are_told() -> None:
     assert session.notes == (f"the model is not converted and runs as it is, on {CPU}: nothing in it can be lowered",)
 
 
-def test_a_conversion_that_fails_its_own_check_leaves_the_model_as_it_is(machine: pytest.MonkeyPatch) -> None:
+def test_a_conversion_that_fails_its_check_leaves_the_model_unchanged(machine: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ConversionError("the converted model is wrong; please report it")
 
@@ -143,7 +143,7 @@ def test_a_conversion_that_fails_its_own_check_leaves_the_model_as_it_is(machine
     session.run({"x": np.eye(2, 8, dtype=np.float32)})
 
 
-def test_a_converted_model_that_does_not_open_is_replaced_by_the_one_given() -> None:
+def test_a_converted_model_that_does_not_open_is_replaced_by_its_source() -> None:
     session = quietly(mlp(), policy="mixed_bfloat16", ignore_performance=True)
     assert len(session.notes) == 1
     assert session.notes[0].startswith(
@@ -153,7 +153,7 @@ def test_a_converted_model_that_does_not_open_is_replaced_by_the_one_given() -> 
     assert (session.converted, session.report) == (False, None)
 
 
-def test_a_mistake_of_the_caller_is_no_reason_to_run_without_converting() -> None:
+def test_a_callers_mistake_is_an_error_and_not_a_fallback() -> None:
     with pytest.raises(PatternError):
         Session(mlp(), policy="mixed_float16", ignore_performance=True, keep="op=Softmax")
     with pytest.raises(
@@ -181,7 +181,7 @@ def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) 
     assert not Session(mlp()).converted
 
 
-def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
+def test_the_policy_of_the_process_applies_to_its_sessions(machine: pytest.MonkeyPatch) -> None:
     machine.setenv(IGNORE_PERFORMANCE, "1")
     machine.setattr(policies, "query_hardware", lambda: Hardware((Gpu("H200", (9, 0)),)))
     with amp_rewrite.policy_scope("mixed_float16"):
@@ -220,7 +220,7 @@ def test_a_model_is_converted_once(machine: pytest.MonkeyPatch, tmp_path: Path) 
     np.testing.assert_array_equal(*(s.run({"image": IMAGES})["probability"] for s in (first, second)))
 
 
-def test_whatever_the_result_depends_on_is_converted_anew(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_change_of_any_input_converts_again(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = count(machine)
     (tmp_path / "l.yaml").write_text("deny: [{op: Relu, because: a}]")
     base = {"policy": "mixed_float16", "ignore_performance": True}
@@ -244,7 +244,7 @@ def test_whatever_the_result_depends_on_is_converted_anew(machine: pytest.Monkey
     assert len(made) == len(differing) + 1
 
 
-def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Path) -> None:
+def test_a_conversion_does_without_an_unwritable_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=tmp_path / "file")
     assert session.converted
@@ -282,7 +282,7 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
         ({"cache": 3}, "cache=3 is int; give a Cache, a string, a path, True, False or None"),
     ],
 )
-def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_senseless_argument_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(PolicyError) as error:
         Session(mlp(), **given)
     assert str(error.value) == message
@@ -291,7 +291,7 @@ def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: 
 # -- running -------------------------------------------------------------------------------------------
 
 
-def test_what_is_bound_again_must_have_its_shape_and_a_session_runs_as_onnxruntimes() -> None:
+def test_rebound_values_keep_their_shape_and_a_session_runs_like_onnxruntimes() -> None:
     session = Session(mlp())
     x = np.eye(2, 8, dtype=np.float32)
     (listed,) = session.run(None, {"x": x})
@@ -322,7 +322,7 @@ LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h
         ({"x": np.zeros((2, 8), np.float16)}, None, "input 'x' is float32, not float16[2, 8]; cast the tensor"),
     ],
 )
-def test_what_cannot_be_bound_is_told(feeds: Any, outputs: list[str] | None, message: str) -> None:
+def test_values_that_cannot_be_bound_are_named(feeds: Any, outputs: list[str] | None, message: str) -> None:
     with pytest.raises(ModelError) as error:
         Session(mlp()).bind(feeds, outputs)
     assert str(error.value) == message
@@ -347,7 +347,7 @@ print(list(session.bind({"x": np.eye(2, 8, dtype=np.float32)}).given_outputs))
 
 
 @pytest.mark.stub
-def test_on_cuda_values_are_bound_on_the_device_and_a_graph_needs_fixed_addresses(cuda_stub: Path) -> None:
+def test_on_cuda_values_are_bound_on_the_device_at_fixed_addresses_for_graphs(cuda_stub: Path) -> None:
     done = stub.on_cuda(cuda_stub, ON_CUDA, LOW, MLP)
     assert done.stdout.splitlines() == [
         "cuda [1.0, 2.5] bfloat16 [3.0, 4.0]",
@@ -386,7 +386,7 @@ def test_tensors_of_other_libraries_are_bound_without_a_copy() -> None:
     assert str(error.value) == "a tensor cannot be bound: it needs gradients; pass tensor.detach().contiguous()"
 
 
-def test_outputs_of_known_shape_keep_their_address_where_a_graph_wants_it() -> None:
+def test_outputs_of_known_shape_keep_their_address_for_a_graph() -> None:
     runner = Runner.open(Model(mlp()))
     binding = runner.bind({"x": np.eye(2, 8, dtype=np.float32)}, fixed=True)
     first = binding.run()["y"]
@@ -414,7 +414,7 @@ def test_outputs_of_known_shape_keep_their_address_where_a_graph_wants_it() -> N
         ([CUDA, TENSORRT], CUDA, None),
     ],
 )
-def test_other_providers_open_a_model_where_tensorrt_cannot(
+def test_other_providers_open_a_model_that_tensorrt_cannot(
     providers: list[str], failing: str, opened: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def first(_model: Model, opening: SessionOptions) -> str:

@@ -26,7 +26,7 @@ def found(a: Any, b: Any, **more: Any) -> dict[str, Difference]:
     return dict(differences(a, b, Criterion("scaled", 0.01), **more))
 
 
-def test_maps_are_judged_by_key_in_any_order_and_a_sequence_of_them_as_a_matrix() -> None:
+def test_maps_are_compared_by_key_and_sequences_of_them_as_matrices() -> None:
     other = [{"cat": 0.25, "dog": 0.72}, {"cat": 0.5, "dog": 0.5}]
     ((part, difference),) = found(NAMES, other).items()
     assert (part, difference.ok, difference.compared, difference.where) == ("", False, 4, (0, "dog"))
@@ -52,7 +52,7 @@ def test_maps_are_judged_by_key_in_any_order_and_a_sequence_of_them_as_a_matrix(
         ([NAMES[0]], [np.ones(2)], "the reference gives a map, the candidate a tensor"),
     ],
 )
-def test_other_keys_lengths_and_kinds_fail_and_say_so(a: Any, b: Any, because: str) -> None:
+def test_different_keys_lengths_and_kinds_fail_with_a_reason(a: Any, b: Any, because: str) -> None:
     (difference,) = found(a, b).values()
     assert (difference.ok, difference.because) == (False, because)
 
@@ -96,7 +96,7 @@ def test_a_classifier_agrees_with_itself_and_with_its_conversion() -> None:
     assert not verify(CLASSIFIER, low, DATA, tolerance=1e-6).ok
 
 
-def test_a_repair_of_a_classifier_pins_what_its_probabilities_need() -> None:
+def test_a_repair_of_a_classifier_pins_the_ops_behind_its_probabilities() -> None:
     assert repair(CLASSIFIER, DATA, tolerance=1e-2).regions == ()
     found = repair(CLASSIFIER, DATA, tolerance=2e-4)
     assert found.solved and found.regions
@@ -130,7 +130,7 @@ def plain(body: str, stated: str = "") -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_an_overflow_inside_a_function_is_seen(depth: int) -> None:
+def test_an_overflow_inside_a_function_is_noticed(depth: int) -> None:
     verdict = verify(calling(WIDE), calling(LOW, depth), BATCH, rtol=0.01, emulate=True)
     assert not verdict.ok and "float16 emulated" in verdict.candidate.as_
     assert "where those of the reference are finite" in verdict.because

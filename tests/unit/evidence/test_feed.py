@@ -88,7 +88,7 @@ def test_batches_may_be_given_as(case: str, tmp_path: Path) -> None:
     assert feed.origin == (source.name if isinstance(source, Path) else feed.origin)
 
 
-def test_inputs_with_a_default_may_be_left_out_and_labels_behind_arrays_are_noted() -> None:
+def test_inputs_with_defaults_are_optional_and_labels_after_arrays_are_noted() -> None:
     model = parsed("float[3] x, float[3] w")
     model.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
     same(Feed.of({"x": X[0]}, model), {"x": X[0]})
@@ -104,7 +104,7 @@ def test_inputs_with_a_default_may_be_left_out_and_labels_behind_arrays_are_note
     )
 
 
-def test_a_generator_is_read_once_and_no_further_than_asked() -> None:
+def test_a_generator_is_read_once_and_only_as_far_as_requested() -> None:
     read = []
 
     def batches() -> Iterator[Mapping[str, Any]]:
@@ -118,7 +118,7 @@ def test_a_generator_is_read_once_and_no_further_than_asked() -> None:
     assert read == [0, 1, 2]
 
 
-def test_passes_of_other_batches_are_refused() -> None:
+def test_passes_with_different_batches_are_refused() -> None:
     counter = itertools.count()
     assert refusal(lambda: iter([{"x": X + next(counter), "i": I}])) == (
         "<lambda>(): a second pass gives other batches, but a search compares passes; turn shuffling and random changes"
@@ -127,7 +127,7 @@ def test_passes_of_other_batches_are_refused() -> None:
 
 
 @pytest.mark.torch
-def test_tensors_and_loaders_of_torch_are_data() -> None:
+def test_torch_tensors_and_loaders_are_data() -> None:
     torch = pytest.importorskip("torch")
     x, i = torch.tensor(X, requires_grad=True), torch.tensor(I)
     same(Feed.of({"x": x, "i": i}, MODEL), BATCH)
@@ -139,14 +139,14 @@ def test_tensors_and_loaders_of_torch_are_data() -> None:
     same(Feed.of(torch.utils.data.DataLoader(named, batch_size=1), MODEL), *one)
 
 
-def test_a_feed_can_be_given_to_another_model() -> None:
+def test_a_feed_can_be_used_with_another_model() -> None:
     half = parsed("float16[n, 3] x, int64[n] i")
     feed = Feed.of(Feed.randomly(MODEL, shapes={"x": (2, 3), "i": (2,)}, seed=4), half)
     assert (feed.origin, feed.random, feed.notes) == ("random, seed 4", True, ("x: float32 cast to float16",))
     assert next(iter(feed))["x"].dtype == np.float16
 
 
-def test_a_later_batch_that_does_not_fit_is_named_by_its_number(tmp_path: Path) -> None:
+def test_a_later_mismatched_batch_is_named_by_its_number(tmp_path: Path) -> None:
     np.savez(tmp_path / "b0.npz", **BATCH)
     np.savez(tmp_path / "b1.npz", x=X)
     assert refusal(tmp_path) == "batch 1 lacks input 'i'; every batch needs 'x', 'i'"
@@ -172,7 +172,7 @@ def test_a_later_batch_that_does_not_fit_is_named_by_its_number(tmp_path: Path) 
         (lambda: iter([]), "<lambda>(): the data contain no batch; give at least one"),
     ],
 )
-def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
+def test_unsupported_data_is_refused(data: object, message: str) -> None:
     assert refusal(data) == message
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
         ),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused(batch: Mapping[str, Any], message: str) -> None:
+def test_a_mismatched_batch_is_refused(batch: Mapping[str, Any], message: str) -> None:
     assert refusal(batch).startswith(message)
 
 
@@ -253,7 +253,7 @@ def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: st
         (np.uint8, np.int32, "int32"),
     ],
 )
-def test_safe_casts_are_done_and_noted(given: Any, taken: Any, stated: str) -> None:
+def test_safe_casts_are_applied_and_noted(given: Any, taken: Any, stated: str) -> None:
     value = np.array([1, 2]).astype(given)
     feed = Feed.of({"x": value}, parsed(f"{stated}[2] x"))
     same(feed, {"x": value.astype(taken)})
@@ -261,7 +261,7 @@ def test_safe_casts_are_done_and_noted(given: Any, taken: Any, stated: str) -> N
     assert feed.notes == (f"x: {np.dtype(given)} cast to {spelled}",)
 
 
-def test_bfloat16_strings_and_sequences_are_fed_as_they_are_also_from_files(tmp_path: Path) -> None:
+def test_bfloat16_strings_and_sequences_are_fed_unchanged_even_from_files(tmp_path: Path) -> None:
     """numpy writes it as two bytes of nothing in particular."""
     value = np.array([1.5, -2], ml_dtypes.bfloat16)
     model = parsed("bfloat16[2] x")
@@ -279,7 +279,7 @@ def test_bfloat16_strings_and_sequences_are_fed_as_they_are_also_from_files(tmp_
     assert batch["s"] is given
 
 
-def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
+def test_random_numbers_have_the_documented_distribution() -> None:
     model = parsed(
         "float[1000] f, float16[9] h, bfloat16[9] b, double[9] d, int32[1000] i, uint8[1000] u, bool[1000] t"
     )
@@ -320,14 +320,14 @@ def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
         ("float[2] x", {"seed": -1}, "the seed -1 is negative; use a whole number of 0 or more"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(signature: str, options: dict[str, Any], message: str) -> None:
+def test_inputs_without_a_distribution_are_refused(signature: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(FeedError) as error:
         Feed.randomly(parsed(signature), **options)
     assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("text", ["input", "=1,2", "input=1,x", "input=1.5", "input=1,,2"])
-def test_a_shape_that_is_none_is_refused(text: str) -> None:
+def test_a_malformed_shape_is_refused(text: str) -> None:
     with pytest.raises(FeedError) as error:
         parse_shapes([text])
     assert str(error.value) == f"the shape {text!r} is not of the form input=1,128"
@@ -381,9 +381,7 @@ def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, byt
     assert refusal(path, ONE).startswith(message.replace("{path}", str(path)))
 
 
-def test_zip_bombs_are_refused_by_their_size_and_pipes_are_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zip_bombs_and_pipes_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "d.npz", {"x.npy": stored(np.zeros(1 << 22, np.float32))}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 16
     monkeypatch.setattr("amp_rewrite.evidence.data.sources.LIMIT", 1 << 20)
@@ -430,7 +428,7 @@ def test_a_zip_that_was_tampered_with_is_refused(tmp_path: Path, change: Callabl
         (lambda p: p.mkdir(), "{path} holds no .npz file; write some with numpy.savez"),
     ],
 )
-def test_a_path_that_is_no_data_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+def test_a_path_without_data_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     path = tmp_path / "d.csv"
     make(path)
     assert refusal(path).startswith(message.replace("{path}", str(path)))
@@ -481,7 +479,7 @@ STATES = [{"x": ROW, "h": np.float32([10, 20])}, {"x": ROW, "h": np.float32([99,
         (STATES, {"steps": 2}, [[11, 22], [12, 24], [100, 101], [101, 103]], "2 steps each"),
     ],
 )
-def test_batches_are_steps_of_one_sequence_or_each_starts_its_own(
+def test_batches_are_steps_of_one_sequence_or_each_start_a_new_one(
     batches: Any, options: dict[str, int], expected: list[list[float]], said: str
 ) -> None:
     feed = Feed.of(batches, SUM, feedback="hn=h", **options)
@@ -489,7 +487,7 @@ def test_batches_are_steps_of_one_sequence_or_each_starts_its_own(
     assert (len(feed), feed.origin) == (len(expected), f"the batches given, {said}, hn fed back to h")
 
 
-def test_a_star_pairs_names_that_are_alike_and_a_cache_grows_with_each_step() -> None:
+def test_a_star_pairs_similar_names_and_a_cache_grows_with_each_step() -> None:
     cache = model("(float[1,2] x, float[past,2] h) => (float[all,2] hn)", "hn = Concat <axis = 0> (h, x)")
     first = {"x": np.ones((1, 2), np.float32), "h": np.zeros((0, 2), np.float32)}
     feed = Feed.of(first, cache, feedback="hn=h", steps=4)
@@ -523,7 +521,7 @@ def test_a_star_pairs_names_that_are_alike_and_a_cache_grows_with_each_step() ->
         ),
     ],
 )
-def test_what_cannot_be_fed_back_is_refused_with_what_can(words: Any, steps: int | None, why: str) -> None:
+def test_impossible_feedback_is_refused_with_the_possible_pairs(words: Any, steps: int | None, why: str) -> None:
     with pytest.raises(FeedError) as refused:
         Feed.of({"x": ROW}, SUM, feedback=words, steps=steps)
     assert str(refused.value) == why
@@ -536,14 +534,14 @@ def test_what_cannot_be_fed_back_is_refused_with_what_can(words: Any, steps: int
         ("seq(float[2]) y", "seq of float32 [2], and input 'h' float32 [2]"),
     ],
 )
-def test_an_output_of_another_type_or_shape_is_refused(out: str, fact: str) -> None:
+def test_feedback_of_another_type_or_shape_is_refused(out: str, fact: str) -> None:
     other = model(f"(float[2] x, float[2] h) => (float[2] hn, {out})", "hn = Add (h, x) y = Neg (hn)")
     with pytest.raises(FeedError) as refused:
         Feed.of(CHUNKS, other, feedback="y=h")
     assert str(refused.value) == f"feedback='y=h': output 'y' is {fact}; outputs that fit 'h': 'hn'"
 
 
-def test_each_model_gets_its_own_states_and_a_first_one_of_unknown_shape_is_given() -> None:
+def test_each_model_has_its_own_states_and_one_of_unknown_shape_must_be_given() -> None:
     free = model("(float[2] x, float[n] h) => (float[n] hn)", "hn = Add (h, x)")
     with pytest.raises(FeedError, match=r"first 'h' is not in the data, and float32 \[n\] does not say how many zeros"):
         Feed.of(CHUNKS, free, feedback="hn=h")
@@ -556,7 +554,7 @@ def test_each_model_gets_its_own_states_and_a_first_one_of_unknown_shape_is_give
     assert values == [(0, "-2", "-4"), (1, "-6", "-12"), (2, "-12", "-24"), (3, "-20", "-40")]
 
 
-def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
+def test_an_op_that_overflows_at_a_later_step_stays_float32() -> None:
     tens = np.diag(np.full(8, 10)).ravel().tolist()
     growing = model(
         "(float[1,8] x, float[1,8] h) => (float[1,8] hn)",
@@ -585,7 +583,7 @@ BODY = "{out} = Add ({into}, x) y = Neg ({out})"
         ("new_cached_key_0", "cached_key_0"),
     ],
 )
-def test_names_tell_a_state(out: str, into: str) -> None:
+def test_states_are_recognized_by_name(out: str, into: str) -> None:
     after, before = out.replace(".", "__"), into.replace(".", "__")
     ports = f"(float[2] x, float[2] {before}) => (float[2] {after}, float[2] y)"
     assert state_pairs(model(ports, BODY.format(out=after, into=before))) == {out: into}

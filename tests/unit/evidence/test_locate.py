@@ -60,7 +60,7 @@ def fixture(name: str) -> dict[str, np.ndarray]:
 # -- numbers ---------------------------------------------------------------------------------------------
 
 
-def test_own_and_accumulated_errors_are_those_that_numpy_computes() -> None:
+def test_own_and_accumulated_errors_match_numpy() -> None:
     model = mlp()
     converted = amp_rewrite.convert(model).result
     located = locate(model, converted, X)
@@ -80,7 +80,7 @@ def test_own_and_accumulated_errors_are_those_that_numpy_computes() -> None:
     assert (located.matched, located.matchable, located.first_jump) == (3, 3, None)
 
 
-def test_batches_count_together() -> None:
+def test_errors_accumulate_over_batches() -> None:
     model = mlp()
     converted = amp_rewrite.convert(model).result
     whole = locate(model, converted, X)
@@ -94,7 +94,7 @@ def test_batches_count_together() -> None:
 @pytest.mark.parametrize(
     "name", ["bert_dynamo20", "cnn_ts13", "gpt2_dynamo18", "if_ts13", "loop_dynamo21", "lstm_ts13"]
 )
-def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: str) -> None:
+def test_the_accumulated_error_of_an_output_matches_the_emulated_model(name: str) -> None:
     path = MODELS / f"{name}.onnx"
     converted = amp_rewrite.convert(path, fuse="basic").result
     fed = fixture(name)
@@ -146,7 +146,7 @@ def test_an_overflow_is_the_first_jump() -> None:
     assert (located.rows, located.first_jump) == ((up, down), up)
 
 
-def test_an_op_that_is_wrong_is_where_the_error_jumps_though_it_is_float32() -> None:
+def test_the_error_jumps_at_the_wrong_op_even_in_float32() -> None:
     wrong = parsed(
         "[a] p = Exp (x) [b] q = Mul (p, c) [d] y = Neg (q)", "(float[3] x) => (float[3] y)", "float c = {3}"
     )
@@ -178,7 +178,7 @@ def test_an_op_with_a_body_is_measured_as_a_whole() -> None:
     assert [(row.op, row.own) for row in located.rows] == [("pick", pytest.approx(expected, rel=0.02))]
 
 
-def test_a_reference_that_is_half_is_measured_against_its_float32_twin() -> None:
+def test_a_half_precision_reference_is_replaced_by_its_float32_twin() -> None:
     located = locate(SCALED_HALF, SCALED_HALF, OVERFLOWING)
     assert located.notes == (
         "the reference is float16: the reference is its float32 twin, in which nothing is rounded",

@@ -62,7 +62,7 @@ TEXT = """{
 """  # noqa: E501
 
 
-def test_the_file_is_one_value_a_line_comes_back_equal_and_fits_its_schema() -> None:
+def test_the_file_has_one_value_per_line_round_trips_and_fits_its_schema() -> None:
     assert RANGES.to_json() == TEXT
     assert Ranges.from_json(TEXT, "r.json") == RANGES
     assert list(Ranges.from_json(TEXT, "r.json").values) == list(RANGES.values)
@@ -75,7 +75,7 @@ def test_the_file_is_one_value_a_line_comes_back_equal_and_fits_its_schema() -> 
         jsonschema.validate(content, schema)
 
 
-def test_a_saved_file_is_loaded_again_and_replaced_only_when_asked(tmp_path: Path) -> None:
+def test_a_saved_file_loads_and_is_replaced_only_on_request(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     RANGES.save(path)
     assert Ranges.load(path) == RANGES
@@ -95,7 +95,7 @@ def test_a_saved_file_is_loaded_again_and_replaced_only_when_asked(tmp_path: Pat
         (".", "cannot write {}: it is a folder; name a file"),
     ],
 )
-def test_places_that_cannot_be_written(tmp_path: Path, place: str, fact: str) -> None:
+def test_unwritable_paths_are_refused(tmp_path: Path, place: str, fact: str) -> None:
     path = tmp_path / place
     with pytest.raises(EvidenceError) as refused:
         RANGES.save(path)
@@ -140,7 +140,7 @@ def test_a_file_that_was_tampered_with_is_refused_by_name(edit: Edit | str, fact
     assert str(refused.value) == f"r.json: {fact}"
 
 
-def test_what_is_no_file_and_what_is_too_large_are_refused(tmp_path: Path) -> None:
+def test_missing_and_oversized_files_are_refused(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with large.open("wb") as file:
         file.truncate(MAX_BYTES + 1)
@@ -175,7 +175,7 @@ def test_keys_name_bodies_by_their_path() -> None:
     assert {name for name in names if ":" in name} >= {"loop/body:s", "loop/body/choice/then_branch:t"}
 
 
-def test_ranges_are_those_of_one_model() -> None:
+def test_ranges_belong_to_one_model() -> None:
     found = fingerprint(net())
     ranges = replace(RANGES, graph=found.graph, weights=found.weights)
     ranges.check(net())
@@ -224,7 +224,7 @@ def _float(found: object) -> bool:
 
 
 @pytest.mark.parametrize("name", [f"tests/models/{name}.onnx" for name in KINDS])
-def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
+def test_the_ranges_match_the_activations(name: str) -> None:
     path = ROOT / name
     batch = batch_of(name)
     found = calibrate(path, batch)
@@ -256,7 +256,7 @@ FUNCTIONS = """
 """
 
 
-def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
+def test_a_conversion_looks_inside_the_standards_functions() -> None:
     """What the runtime computes as a function body is painted as one, and has ranges of its own."""
     batch = {"x": np.float32([[1, 2], [-3, 4]])}
     ranges = calibrate(onnx.parser.parse_model(FUNCTIONS), batch)
@@ -286,7 +286,7 @@ def test_a_half_model_is_measured_in_its_widened_twin(name: str, to: str, io: st
     assert [key(view, v.id) for v in view.values if _float(view.types[v.id]) and found.of(view, v.id) is None] == []
 
 
-def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
+def test_an_overflow_in_a_half_model_has_its_true_size() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 20]>
         g (float16[n] x) => (float16[n] y) {
@@ -352,7 +352,7 @@ def findings(model: ModelProto, ranges: Ranges, **options: object) -> list[tuple
     return [(f.kind, f.subject, f.message) for f in found if f.kind != "calibrated"]
 
 
-def test_the_report_says_on_what_data_values_fit_and_that_random_data_is_random() -> None:
+def test_the_report_names_the_data_behind_ranges_even_if_it_is_random() -> None:
     report = converted(chain(), seen(chain())).report
     assert [row.dtype for row in report.rows] == ["float16"] * 5
     assert [(f.kind, f.subject, f.message) for f in report.findings] == [
@@ -436,13 +436,13 @@ def test_ranges_hold_these_ops_in_float32_by_these_rules(case: str) -> None:
         ),
     ],
 )
-def test_what_ranges_hold_is_a_finding(
+def test_ops_held_by_ranges_are_a_finding(
     model: ModelProto, value: str, found: Range | float, finding: tuple[str, str]
 ) -> None:
     assert findings(model, seen(model, **{value: found})) == [(finding[0], value, finding[1])]
 
 
-def test_bfloat16_holds_what_float16_does_not() -> None:
+def test_bfloat16_represents_values_that_float16_cannot() -> None:
     assert held(chain(), seen(chain(), to="bfloat16", a=1e6), to="bfloat16") == {}
     assert held(mean(4096), seen(mean(4096), "bfloat16", m=8.1), to="bfloat16") == {}
     assert findings(chain(), seen(chain(), to="bfloat16", a=2e38), to="bfloat16") == [
@@ -450,7 +450,7 @@ def test_bfloat16_holds_what_float16_does_not() -> None:
     ]
 
 
-def test_a_cluster_is_pinned_whole_also_without_safety_rules() -> None:
+def test_a_cluster_is_pinned_whole_even_without_safety_rules() -> None:
     graph = (
         "h=MatMul(x,w);m=ReduceMean[axes=-1](h);d=Sub(h,m);q=Mul(d,d);v=ReduceMean[axes=-1](q);e=Add(v,eps);"
         "r=Sqrt(e);n=Div(d,r);s=Mul(n,g);t=Add(s,g);y=MatMul(t,w)"
@@ -471,7 +471,7 @@ def test_an_op_of_a_half_model_is_raised() -> None:
     ]
 
 
-def test_ranges_come_from_a_file_and_are_those_of_the_type(tmp_path: Path) -> None:
+def test_ranges_are_read_from_a_file_and_checked_against_the_type(tmp_path: Path) -> None:
     ranges = seen(chain(), c=1e5)
     ranges.save(tmp_path / "ranges.json")
     from_file = amp_rewrite.convert(chain(), target="onnx", shift="none", ranges=tmp_path / "ranges.json")
@@ -482,7 +482,7 @@ def test_ranges_come_from_a_file_and_are_those_of_the_type(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("headroom", "said"), [(1.0, "1"), (0.0, "0"), (math.nan, "nan"), (math.inf, "inf")])
-def test_a_headroom_must_leave_room(headroom: float, said: str) -> None:
+def test_a_headroom_below_1_is_refused(headroom: float, said: str) -> None:
     with pytest.raises(PolicyError) as error:
         converted(chain(), seen(chain()), headroom=headroom)
     assert str(error.value) == f"a headroom of {said} leaves nothing to spare; use a number above 1, as in 2"

@@ -77,13 +77,13 @@ EDGES: dict[str, Sequence[float]] = {
 @pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16], ids=lambda to: to.spelling)
 @pytest.mark.parametrize("name", ["float", "double"])
 @pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
-def test_a_tap_counts_what_a_walk_over_the_values_counts(values: Sequence[float], name: str, to: DType) -> None:
+def test_a_tap_counts_the_same_as_a_loop_over_the_values(values: Sequence[float], name: str, to: DType) -> None:
     view = view_of(f"g ({name}[n] x) => ({name}[n] y) {{ y = Identity (x) }}")
     x = np.array(values, np.float32 if name == "float" else np.float64)
     assert measured(view, {"x": x}, to=to)["x"] == seen(x, to=to)
 
 
-def test_more_ones_than_float32_counts_and_low_types_are_measured_as_they_are() -> None:
+def test_counts_beyond_float32_are_exact_and_low_types_are_measured_directly() -> None:
     """A sum of 2^24 + 3 ones is no float32."""
     view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
     x = np.ones((1 << 24) + 4, np.float32)
@@ -96,7 +96,7 @@ def test_more_ones_than_float32_counts_and_low_types_are_measured_as_they_are() 
     assert (found["x"], found["b"]) == (seen(x), seen(b))
 
 
-def test_older_opsets_are_refused_with_the_way_out() -> None:
+def test_older_opsets_are_refused_with_a_remedy() -> None:
     view = view_of("g (float[n] x) => (float[n] y) { y = Exp (x) }", 8)
     with pytest.raises(ModelError) as refused:
         tapped(view, Taps.of(view).taps, DType.FLOAT16)
@@ -106,7 +106,7 @@ def test_older_opsets_are_refused_with_the_way_out() -> None:
     )
 
 
-def test_floats_are_tapped_by_new_names_and_constants_are_read() -> None:
+def test_floats_are_tapped_under_new_names_and_constants_are_read() -> None:
     view = view_of("""g (float[2,3] x, int64[2] s) => (float[6] f, int64[2] t) <float[3] w = {1, 2, 3}> {
         r = Reshape (x, s)
         f = Relu (r)
@@ -127,7 +127,7 @@ SEQUENCES = """g (float[2] a, float[2] b) => (float[n] y, float[2] z) {
 }"""
 
 
-def test_sequences_and_bodies_without_results_are_untapped_by_name() -> None:
+def test_sequences_and_bodies_without_results_are_listed_as_untapped() -> None:
     view = view_of(SEQUENCES)
     a, b = np.float32([1, 2]), np.float32([3, 4e5])
     assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken from it are measured"}
@@ -152,7 +152,7 @@ LOOP = """g (int64 trips, float[2] x) => (float[2] y, float[k,2] all) {
 }"""
 
 
-def test_a_loops_trips_are_merged_and_one_of_none_saw_nothing() -> None:
+def test_loop_iterations_are_merged_and_a_loop_without_any_has_no_counts() -> None:
     x = np.float32([2, 0.5])
     s = [x, x**2, x**4]
     found = measured(view_of(LOOP), {"trips": np.array(3), "x": x})
@@ -168,7 +168,7 @@ def test_a_loops_trips_are_merged_and_one_of_none_saw_nothing() -> None:
     }
 
 
-def test_a_branch_inside_a_loop_is_measured_in_the_trips_that_take_it() -> None:
+def test_a_branch_inside_a_loop_is_measured_when_it_is_taken() -> None:
     view = view_of("""g (int64 trips, float[1] x) => (float[1] y) {
         yes = Constant <value_int = 1> ()
         go = Cast <to = 9> (yes)

@@ -52,14 +52,14 @@ OVERFLOWING = {"x": np.float32([[1, 300, 1000], [1, 1, 1]])}
         ("y = Dropout (x)", ""),
     ],
 )
-def test_what_draws_random_numbers_without_a_seed_is_told(body: str, drawn: str) -> None:
+def test_unseeded_random_ops_are_reported(body: str, drawn: str) -> None:
     random = model(body, constants="bool t = {1}" if "t)" in body else "")
     told = list(verify(random, random, {"x": np.ones((2, 3), np.float32)}, rtol=1e9).notes)
     half = f"{drawn} in the {{}} draws random numbers without a seed, others in each run; give it the attribute seed"
     assert told == ([half.format("reference"), half.format("candidate")] if drawn else [])
 
 
-def test_a_model_agrees_with_itself_and_else_the_worst_of_each_output_is_shown() -> None:
+def test_a_model_agrees_with_itself_and_mismatches_show_the_worst_of_each_output() -> None:
     verdict = verify(RELU, RELU, X, rtol=0.0)
     runs = [ModelRun(f"the {role}", f"float32 on {CPU}") for role in ("reference", "candidate")]
     assert [verdict.reference, verdict.candidate, verdict.fed] == [*runs, FedData("the arrays given", False, 1)]
@@ -75,7 +75,7 @@ def test_a_model_agrees_with_itself_and_else_the_worst_of_each_output_is_shown()
 
 
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
-def test_low_inputs_and_outputs_are_fed_and_compared_as_the_other_models_are(low: str) -> None:
+def test_low_inputs_and_outputs_are_compared_with_float32_ones(low: str) -> None:
     source = model("y = Mul (x, x)")
     converted = amp_rewrite.convert(source.proto, to=low, lower=["*"], io="low").result
     fed = {"x": np.float32([[1.3, 2, 3], [4, 5, -6]])}  # 1.3 is off by 0.15 eps in float16, by 0.3 eps in bfloat16
@@ -85,7 +85,7 @@ def test_low_inputs_and_outputs_are_fed_and_compared_as_the_other_models_are(low
     assert verify(source, converted, fed, rtol=eps / 8).ok is False
 
 
-def test_batches_are_read_one_after_the_other() -> None:
+def test_batches_are_read_one_at_a_time() -> None:
     alive: list[int] = []
 
     def batches() -> Iterator[Mapping[str, Any]]:
@@ -116,7 +116,7 @@ def test_batches_are_read_one_after_the_other() -> None:
         (model("n = Neg (x) y = Sqrt (n)"), "output 'y', batch 0: 5 of 6 values are NaN or infinite where"),
     ],
 )
-def test_a_candidate_that_does_something_else_fails(candidate: Model, because: str) -> None:
+def test_a_candidate_that_computes_something_else_fails(candidate: Model, because: str) -> None:
     verdict = verify(RELU, candidate, X, **CLOSE)
     assert not verdict.ok
     assert verdict.because.startswith(because)
@@ -135,7 +135,7 @@ def test_swapped_outputs_and_outputs_without_elements_fail() -> None:
     )
 
 
-def test_nan_on_both_sides_fails_unless_it_is_asked_for_and_said() -> None:
+def test_nan_on_both_sides_fails_unless_allowed_and_is_reported() -> None:
     nan = model("y = Sqrt (x)")
     assert verify(nan, nan, X, rtol=1.0).because == (
         "output 'y', batch 0: 1 of 6 values are NaN on both sides, which proves nothing"
@@ -173,13 +173,13 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
     )
 
 
-def test_an_input_that_only_the_candidate_has_is_an_error_that_names_it() -> None:
+def test_an_input_of_only_the_candidate_is_an_error_that_names_it() -> None:
     two = model("y = Add (x, b)", x="float[2,3] x, float[1] b")
     with pytest.raises(FeedError, match="'b'"):
         verify(RELU, two, X, rtol=0.0)
 
 
-def test_a_failed_verdict_names_the_tolerance_that_the_candidate_passes_with() -> None:
+def test_a_failed_verdict_names_the_tolerance_that_would_pass() -> None:
     candidate = model("z = Relu (x) y = Mul (z, c)", constants="float c = {1.037}")
     failed = verify(RELU, candidate, X, rtol=1e-3)
     note = "the largest error is 0.037, so it passes with a tolerance of 0.04"
@@ -190,7 +190,7 @@ def test_a_failed_verdict_names_the_tolerance_that_the_candidate_passes_with() -
     assert verify(RELU, candidate, X, metric="snr=90").reached == ""
 
 
-def test_json_spells_infinities_out_and_is_the_same_again() -> None:
+def test_json_spells_out_infinities_and_round_trips() -> None:
     texts = [verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=0.5, emulate=True).to_json() for _ in range(2)]
     (row,) = json.loads(texts[0])["rows"]
     assert (row["score"], row["where"], row["candidate"], row["nonfinite"]) == (None, [0, 1], "inf", [0, 2])
@@ -200,7 +200,7 @@ def test_json_spells_infinities_out_and_is_the_same_again() -> None:
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
+def test_an_emulated_model_is_written_to_a_file_only_if_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
     weight = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float16)  # 80 kB: stays in its file
@@ -267,20 +267,20 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
         ),
     ],
 )
-def test_no_tolerance_however_wide_admits(a: np.ndarray, b: np.ndarray, because: str) -> None:
+def test_even_the_widest_tolerance_rejects(a: np.ndarray, b: np.ndarray, because: str) -> None:
     found = compare(a, b, ANY)
     assert (found.ok, found.because) == (False, because)
 
 
 @pytest.mark.parametrize("name", sorted(MEASURES))
-def test_no_metric_admits_nan_on_both_sides(name: str) -> None:
+def test_every_metric_rejects_nan_on_both_sides(name: str) -> None:
     worst = -math.inf if (name != "scaled") else math.inf
     by = Criterion(name, worst)
     assert compare(f32(1, 2), f32(1, 2), by).ok
     assert not compare(f32(NAN, 2), f32(NAN, 2), by).ok
 
 
-def test_nan_on_both_sides_is_ok_only_if_it_is_asked_for() -> None:
+def test_nan_on_both_sides_passes_only_on_request() -> None:
     a = f32(1, NAN)
     assert compare(a, a, ANY, equal_nan=True).ok
     assert not compare(a, f32(NAN, 1), ANY, equal_nan=True).ok
@@ -310,7 +310,7 @@ def test_a_complex_number_counts_as_two() -> None:
         ("top1", np.array([[-np.inf, 2.0]]), np.array([[-np.inf, 3.0]]), 1.0),
     ],
 )
-def test_a_measure_is_its_formula(name: str, a: np.ndarray, b: np.ndarray, expected: float) -> None:
+def test_a_metric_follows_its_formula(name: str, a: np.ndarray, b: np.ndarray, expected: float) -> None:
     found = compare(a, b, Criterion(name, -math.inf if (name != "scaled") else math.inf))
     assert found.score == pytest.approx(expected, rel=1e-12)  # a few roundings of float64
 
@@ -355,7 +355,7 @@ NONE = (
         ({"metric": "scaled=-1"}, "metric='scaled=-1' has no finite number from 0 to inf as its bound; write"),
     ],
 )
-def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], message: str) -> None:
+def test_a_criterion_without_a_bound_is_refused(given: dict[str, float], message: str) -> None:
     with pytest.raises(PolicyError) as refused:
         criterion(**given)  # type: ignore[arg-type]
     assert str(refused.value).startswith(message)

@@ -46,14 +46,14 @@ def test_every_number_and_every_tie_rounds_to_nearest_even_and_saturates(to, kin
 
 
 @pytest.mark.parametrize("to", [*LOW, DType.FLOAT])
-def test_infinity_and_nan_stay_and_finite_overflow_becomes_the_largest_number(to):
+def test_infinity_and_nan_stay_and_finite_overflow_saturates(to):
     values = np.array([np.inf, -np.inf, np.nan, 1e300, -1e300])
     found = cast(values, to).astype(np.float64)
     np.testing.assert_array_equal(found, [np.inf, -np.inf, np.nan, to.max, -to.max])
 
 
 @pytest.mark.parametrize(("to", "kind"), KINDS)
-def test_a_fit_counts_what_casting_does(to, kind):
+def test_a_fit_counts_the_effects_of_casting(to, kind):
     with np.errstate(over="ignore"):
         values = np.concatenate([edges(to).astype(kind), np.array([np.nan, np.inf, 0], kind)])
     finite = values[np.isfinite(values)]

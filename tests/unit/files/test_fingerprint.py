@@ -44,7 +44,7 @@ TALK: dict[str, Callable[[ModelProto], object]] = {
 
 
 @pytest.mark.parametrize("change", TALK.values(), ids=TALK)
-def test_talk_about_a_model_is_not_part_of_it(change: Callable[[ModelProto], object]) -> None:
+def test_documentation_does_not_change_the_fingerprint(change: Callable[[ModelProto], object]) -> None:
     model = net()
     before = fingerprint(Model(net()))
     change(model)
@@ -63,7 +63,7 @@ MEANING: dict[str, tuple[bool, Callable[[ModelProto], object]]] = {
 
 
 @pytest.mark.parametrize(("weights", "change"), MEANING.values(), ids=MEANING)
-def test_what_a_model_computes_is_part_of_it(weights: bool, change: Callable[[ModelProto], object]) -> None:
+def test_computation_changes_the_fingerprint(weights: bool, change: Callable[[ModelProto], object]) -> None:
     model = net()
     before = fingerprint(Model(net()))
     change(model)
@@ -74,7 +74,7 @@ def test_what_a_model_computes_is_part_of_it(weights: bool, change: Callable[[Mo
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("name", ["cnn_external_dynamo22", "if_dynamo20"])
-def test_a_converted_model_has_the_digest_that_its_file_will_have(name: str, tmp_path: Path, external: bool) -> None:
+def test_a_converted_model_has_the_digest_of_its_future_file(name: str, tmp_path: Path, external: bool) -> None:
     path = TESTS / "models" / f"{name}.onnx"
     result = convert(path).result
     result.save(tmp_path / "out.onnx", external_data=external)
@@ -84,7 +84,7 @@ def test_a_converted_model_has_the_digest_that_its_file_will_have(name: str, tmp
 
 
 @pytest.mark.parametrize("kind", [DType.FLOAT, DType.FLOAT16])
-def test_a_scaled_weight_has_the_digest_that_its_file_will_have(kind: DType, tmp_path: Path) -> None:
+def test_a_scaled_weight_has_the_digest_of_its_future_file(kind: DType, tmp_path: Path) -> None:
     onnx.save(net(), tmp_path / "m.onnx")
     model = Model.load(tmp_path / "m.onnx")
     large = model.proto.graph.initializer[1]

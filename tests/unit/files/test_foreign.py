@@ -33,7 +33,7 @@ def refusal(path: Path) -> str:
         (b"\n" + bytes([len(NODE)]) + NODE, "is a frozen TensorFlow graph", "--graphdef"),
     ],
 )
-def test_another_format_is_known_by_its_content(tmp_path: Path, content: bytes, words: str, remedy: str) -> None:
+def test_another_format_is_recognized_by_its_content(tmp_path: Path, content: bytes, words: str, remedy: str) -> None:
     (tmp_path / "any.bin").write_bytes(content)
     said = refusal(tmp_path / "any.bin")
     assert said.startswith(f"{tmp_path / 'any.bin'} {words}") and ", not an ONNX model; " in said
@@ -55,7 +55,7 @@ def test_the_way_to_onnx_quotes_names(tmp_path: Path) -> None:
         ("metadata.json", "is a Keras model"),
     ],
 )
-def test_archives_are_known_by_their_first_member(tmp_path: Path, first: str, words: str) -> None:
+def test_archives_are_recognized_by_their_first_member(tmp_path: Path, first: str, words: str) -> None:
     with zipfile.ZipFile(tmp_path / "any.bin", "w") as archive:
         archive.writestr(first, b"{}")
     assert words in refusal(tmp_path / "any.bin")
@@ -76,6 +76,6 @@ def test_unknown_content_is_named_by_its_suffix(tmp_path: Path, suffix: str, wor
     assert refusal(path).startswith(f"{path} is not an ONNX model; by its suffix it {words}")
 
 
-def test_a_folder_with_a_saved_model_is_known(tmp_path: Path) -> None:
+def test_a_folder_with_a_saved_model_is_recognized(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01\x12\x03\n\x01\x0a")
     assert f"--saved-model {tmp_path}" in refusal(tmp_path)

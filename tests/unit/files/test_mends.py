@@ -217,7 +217,7 @@ def outcome(source: ModelProto) -> tuple[float, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize(("words", "source"), MENDED)
-def test_a_defect_with_one_meaning_is_mended_with_a_finding(words: str, source: ModelProto) -> None:
+def test_an_unambiguous_defect_is_corrected_with_a_finding(words: str, source: ModelProto) -> None:
     before = source.SerializeToString()
     error, findings = outcome(source)
     assert error < 1e-2 and source.SerializeToString() == before
@@ -225,7 +225,7 @@ def test_a_defect_with_one_meaning_is_mended_with_a_finding(words: str, source: 
 
 
 @pytest.mark.parametrize("name", UNCHECKED)
-def test_what_onnx_cannot_check_is_converted_and_reported(name: str) -> None:
+def test_a_model_that_onnx_cannot_check_is_converted_and_reported(name: str) -> None:
     error, findings = outcome(UNCHECKED[name])
     assert error < 1e-2 and "unchecked" in dict(findings)
 
@@ -237,7 +237,7 @@ def test_a_harmless_defect_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "source"), REFUSED)
-def test_a_defect_with_two_meanings_is_refused(words: str, source: ModelProto) -> None:
+def test_an_ambiguous_defect_is_refused(words: str, source: ModelProto) -> None:
     with pytest.raises(ModelError, match=words):
         amp_rewrite.convert(source)
 
@@ -258,7 +258,7 @@ def test_a_sound_model_is_neither_copied_nor_changed() -> None:
     assert mended(sound, owned=False) == (sound, ()) and Model.load(sound).proto is sound
 
 
-def test_a_plugin_in_the_default_domain_stays_float32_for_tensorrt_alone() -> None:
+def test_a_plugin_in_the_default_domain_is_accepted_only_for_tensorrt() -> None:
     source = model(lambda m: setattr(m.graph.node[1], "op_type", "YoloLayer_TRT"))
     with pytest.raises(ModelError, match=r"has no operator 'YoloLayer_TRT'.*set the target to tensorrt"):
         amp_rewrite.convert(source)
@@ -275,7 +275,7 @@ def test_a_plugin_in_the_default_domain_stays_float32_for_tensorrt_alone() -> No
     assert plugin.input[0] != "h" and plugin.output[0] == "r" and not plugin.domain
 
 
-def test_a_type_that_readers_alone_tell_is_no_fault_of_the_conversion() -> None:
+def test_a_type_known_only_from_readers_is_not_a_conversion_error() -> None:
     source = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "e": 1]> g (float[8,8] x) => (float[8,8] y)'
         " { a = MatMul (x, x) k = e.Thing (a) b = MatMul (k, k) y = MatMul (b, x) }"
@@ -307,6 +307,6 @@ def inner(made: ModelProto) -> GraphProto:
     ],
     ids=["a name in between hides it", "the branch returns it"],
 )
-def test_an_initializer_that_a_body_needs_itself_stays(source: ModelProto) -> None:
+def test_an_initializer_needed_by_a_body_stays(source: ModelProto) -> None:
     before = source.SerializeToString()
     assert mended(source, owned=False)[0].SerializeToString() == before

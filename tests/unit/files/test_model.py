@@ -63,7 +63,7 @@ def loaded_by_onnx(path: Path) -> onnx.ModelProto:
     return plain(out)
 
 
-def test_bytes_and_protos_are_taken_as_they_are(inline):
+def test_bytes_and_protos_are_used_unchanged(inline):
     proto = onnx.load(inline)
     before = proto.SerializeToString(deterministic=True)
     assert Model.load(inline.read_bytes()).proto == proto
@@ -73,7 +73,7 @@ def test_bytes_and_protos_are_taken_as_they_are(inline):
     assert proto.SerializeToString(deterministic=True) == before
 
 
-def test_a_proto_with_external_data_needs_its_folder_and_is_not_changed(scattered):
+def test_a_proto_with_external_data_needs_its_folder_and_stays_unchanged(scattered):
     proto = onnx.load(scattered, load_external_data=False)
     before = proto.SerializeToString(deterministic=True)
     for source in (proto, scattered.read_bytes()):
@@ -106,7 +106,7 @@ def test_fit_and_baked_agree_for_stubs_and_for_memory(inline):
         lazy.fit(tensor(lazy, "shape"), DType.FLOAT16)
 
 
-def test_more_than_protobuf_can_hold_is_not_made_a_proto(tmp_path):
+def test_a_model_too_large_for_protobuf_is_not_made_a_proto(tmp_path):
     tensor = onnx.TensorProto(name="w", data_type=1, dims=[600_000_000])
     external(tensor, "sparse.bin")
     with (tmp_path / "sparse.bin").open("wb") as file:
@@ -147,7 +147,7 @@ def load(folder: Path, location: str, dims: tuple[int, ...] = (8000,), raw: byte
 
 
 @pytest.mark.parametrize("location", ["w.bin", "./w.bin", "inside"])
-def test_a_file_in_the_folder_is_read_from_the_offset_on(folder, location):
+def test_a_file_in_the_folder_is_read_from_its_offset(folder, location):
     np.testing.assert_array_equal(load(folder, location), np.arange(8000))
     np.testing.assert_array_equal(load(folder, location, (5000,), offset=400, length=20_000), np.arange(100, 5100))
 
@@ -167,7 +167,7 @@ def test_a_file_in_the_folder_is_read_from_the_offset_on(folder, location):
         ("w\0bin", "does not name a file"),
     ],
 )
-def test_a_location_that_leaves_the_folder_or_is_no_file_is_refused(folder, location, fact):
+def test_a_location_outside_the_folder_or_without_a_file_is_refused(folder, location, fact):
     with pytest.raises(ModelError, match=f"^external data of tensor 'w'.*{fact}"):
         load(folder, location)
 
@@ -183,12 +183,12 @@ def test_a_location_that_leaves_the_folder_or_is_no_file_is_refused(folder, loca
         ((1 << 62, 1 << 62), {}, "more elements than any file can hold"),
     ],
 )
-def test_bytes_that_do_not_fit_are_refused(folder, dims, entries, fact):
+def test_external_bytes_of_the_wrong_size_are_refused(folder, dims, entries, fact):
     with pytest.raises(ModelError, match=fact):
         load(folder, "w.bin", dims, **entries)
 
 
-def test_a_model_behind_a_link_may_have_its_data_beside_the_link_or_beside_the_file(tmp_path, folder):
+def test_data_may_be_beside_a_models_link_or_beside_its_target(tmp_path, folder):
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8000])
     external(tensor, "data")
     (folder / "blob").write_bytes(one(tensor).SerializeToString())
@@ -233,7 +233,7 @@ def stub(folder: Path, values: np.ndarray, *, skip: int = 8) -> TensorProto:
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", ml_dtypes.bfloat16, "int64", "bool", "complex64", ml_dtypes.float8_e5m2]
 )
-def test_a_stub_reads_as_what_it_was(tmp_path, dtype):
+def test_a_stub_reads_like_its_tensor(tmp_path, dtype):
     values = np.arange(6).reshape(2, 3).astype(dtype)
     with Sources() as sources:
         found = tensors.array(stub(tmp_path, values), sources)
@@ -242,7 +242,7 @@ def test_a_stub_reads_as_what_it_was(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4])
-def test_packed_values_read_as_what_they_were(tmp_path, dtype):
+def test_packed_values_read_like_their_tensor(tmp_path, dtype):
     values = np.array([1, 2, 3, 4, 5], dtype)
     tensor = stub(tmp_path, values)
     with Sources() as sources:
@@ -262,7 +262,7 @@ def test_chunks_cover_the_tensor_in_order(tmp_path, shape):
         np.testing.assert_array_equal(np.concatenate([np.empty(0), *found]), values.ravel())
 
 
-def test_a_file_that_changed_since_is_not_read(tmp_path):
+def test_a_file_changed_in_the_meantime_is_not_read(tmp_path):
     tensor = stub(tmp_path, np.ones(4, np.float32))
     other = tmp_path / "other"
     other.write_bytes(bytes(24))
@@ -271,7 +271,7 @@ def test_a_file_that_changed_since_is_not_read(tmp_path):
         tensors.array(tensor, sources)
 
 
-def test_external_data_that_nobody_resolved_and_values_that_do_not_fill_their_dims_are_refused():
+def test_unresolved_external_data_and_too_few_values_are_refused():
     unresolved = TensorProto(name="w", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
     unresolved.external_data.add(key="location", value="w.bin")
     short = TensorProto(name="w", data_type=1, dims=[3], raw_data=bytes(8))

@@ -117,7 +117,7 @@ def test_a_tensor_without_values_is_named():
         convert(program(ir.tensor_adapters.TorchTensor(weight, name="w")))
 
 
-def test_a_lazy_tensor_of_other_size_or_without_luck_is_refused():
+def test_a_lazy_tensor_of_another_size_or_that_fails_is_refused():
     with pytest.raises(ModelError, match="tensor 'w' of the program has 16 bytes, but its shape and type need 16640"):
         convert(program(lazy(lambda: ir.Tensor(np.ones(4, np.float32)))))
     with pytest.raises(ModelError, match="tensor 'w' of the program cannot be read: 'x'; give it values"):
@@ -153,7 +153,7 @@ def test_external_tensors_of_several_folders_are_read_from_their_files(tmp_path)
     np.testing.assert_array_equal(found.array(found.proto.graph.initializer[1]), values(65, 64))
 
 
-def test_what_onnx_ir_cannot_write_is_refused_in_one_line():
+def test_models_that_onnx_ir_cannot_write_are_refused_in_one_line():
     given = program(ir.Tensor(values(65, 64)))
     sparse = ir.Attr("value", ir.AttributeType.SPARSE_TENSOR, object())
     next(iter(given.graph)).attributes["value"] = sparse

@@ -14,7 +14,7 @@ def inferred(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     return {v.name: v.type for v in [*found.graph.value_info, *found.graph.output]}
 
 
-def test_heavy_tensors_are_gone_wherever_they_lay(tmp_path):
+def test_heavy_tensors_are_removed_from_everywhere(tmp_path):
     scatter(model(), tmp_path / "m.onnx")
     for found in (Model.load(tmp_path / "m.onnx"), Model.load(model())):
         light = found.skeleton()
@@ -47,7 +47,7 @@ def test_bodies_of_every_opset_pass_the_checker(opset, ir):
     assert not any(t.data_location for t in wire.tensors(found))
 
 
-def test_a_wrong_type_is_still_seen():
+def test_a_wrong_type_is_still_noticed():
     proto = model()
     heavy = next(t for t in proto.graph.initializer if t.name == "heavy")
     heavy.CopyFrom(numpy_helper.from_array(values(65, 64).astype("float16"), "heavy"))
@@ -82,7 +82,7 @@ def test_tensor_attributes_of_other_ops_become_zeros(tmp_path):
         ("LabelEncoder <values_floats = [1.0]>", "LabelEncoder"),
     ],
 )
-def test_a_cast_stands_for_ops_whose_inference_crashes(op, stands_in):
+def test_a_cast_replaces_ops_whose_inference_crashes(op, stands_in):
     function = f"""<domain: "own", opset_import: ["" : 21, "ai.onnx.ml" : 4, "com.microsoft" : 1]>
         f <dtype> (x) => (y) {{ t = Relu (x) y = {op} (t) }}"""
     proto = parser.parse_model(

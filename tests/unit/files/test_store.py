@@ -45,7 +45,7 @@ def data_file(path: Path) -> Path:
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("kind", ["inline", "scattered", "memory"])
-def test_nothing_is_lost_or_changed(tmp_path, inline, kind, external):
+def test_saving_loses_and_changes_nothing(tmp_path, inline, kind, external):
     source = inline
     if kind == "scattered":
         source = inline.parent / "scattered.onnx"
@@ -100,7 +100,7 @@ def test_tied_stubs_are_written_once(tmp_path, inline):
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
-def test_pending_casts_are_done(tmp_path, to, external):
+def test_pending_casts_are_applied(tmp_path, to, external):
     special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-7, 6e-8, 1e-42, 7e4, -7e4, 65519, 3.4e38], np.float32)
     weights = np.concatenate([special, values(600_000) * 1e-4])  # more than one chunk
     onnx.save_model(one(numpy_helper.from_array(weights, "w")), tmp_path / "in.onnx")
@@ -130,7 +130,7 @@ def test_external_data_is_the_default_from_a_size_on(tmp_path, inline, monkeypat
     assert not list(tmp_path.glob("False.*.data"))
 
 
-def test_an_existing_output_is_only_replaced_when_asked(tmp_path, inline):
+def test_an_existing_output_is_replaced_only_on_request(tmp_path, inline):
     found = Model.load(inline)
     before = files(tmp_path)
     with pytest.raises(ModelError, match="exists; name another output, or replace it with overwrite=True"):
@@ -143,7 +143,7 @@ def test_an_existing_output_is_only_replaced_when_asked(tmp_path, inline):
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("alias", ["same", "symlink", "hardlink"])
-def test_the_output_may_be_the_input_when_asked(tmp_path, inline, alias, external):
+def test_the_output_may_be_the_input_on_request(tmp_path, inline, alias, external):
     out = inline
     if alias == "symlink":
         out = tmp_path / "link.onnx"
@@ -166,7 +166,7 @@ def test_the_output_may_be_the_input_when_asked(tmp_path, inline, alias, externa
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_the_old_data_file_is_removed_after_the_model_and_no_other(tmp_path, inline, external):
+def test_only_the_old_data_file_is_removed_and_after_the_model(tmp_path, inline, external):
     out = tmp_path / "m.onnx"
     Model.load(inline).save(out, external_data=True)
     old = data_file(out)
@@ -187,7 +187,7 @@ def test_the_old_data_file_is_removed_after_the_model_and_no_other(tmp_path, inl
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("call", range(1, 4))
 @pytest.mark.parametrize("name", ["replace", "fsync"])
-def test_a_failure_leaves_the_old_model_and_nothing_else(tmp_path, inline, monkeypatch, name, call, external):
+def test_a_failure_leaves_only_the_old_model(tmp_path, inline, monkeypatch, name, call, external):
     out = tmp_path / "m.onnx"
     changed = model()
     next(t for t in changed.graph.initializer if t.name == "big").doc_string = "old"
@@ -252,7 +252,7 @@ def test_a_model_of_256_mib_is_lowered_in_less_than_80(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["a.bin", "lone.bin"])
-def test_a_file_that_weights_are_read_from_is_never_replaced(tmp_path, file):
+def test_a_file_of_source_weights_is_never_replaced(tmp_path, file):
     scatter(model(), tmp_path / "m.onnx")
     before = files(tmp_path)
     found = Model.load(tmp_path / "m.onnx")
@@ -268,7 +268,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "n.onnx", "..", "a\\b"])
-def test_a_name_that_is_not_one_of_a_file_beside_the_model_is_refused(inline: Path, out: Path, name: str) -> None:
+def test_a_data_file_must_be_named_beside_the_model(inline: Path, out: Path, name: str) -> None:
     with pytest.raises(ModelError, match="is not a name for the weights"):
         Model.load(inline).save(out / "n.onnx", external_data=name)
     assert not files(out)
@@ -284,7 +284,7 @@ def test_named_data_of_the_replaced_model_is_replaced_with_it(inline: Path, out:
     assert plain(Model.load(out / "m.onnx").to_proto()) == plain(model())
 
 
-def test_data_that_another_model_reads_is_never_replaced(inline: Path, out: Path) -> None:
+def test_data_shared_with_another_model_is_never_replaced(inline: Path, out: Path) -> None:
     found = Model.load(inline)
     found.save(out / "one.onnx", external_data="weights.bin")
     before = files(out)
@@ -318,7 +318,7 @@ def left_behind(folder: Path, name: str, age: float = OLD) -> Path:
     return path
 
 
-def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+def test_only_leftovers_of_a_killed_process_are_swept(tmp_path: Path) -> None:
     dead, young = left_behind(tmp_path, "dead"), left_behind(tmp_path, "young", time.time())
     other, target = tmp_path / "model.tmp", left_behind(tmp_path / "..", tmp_path.name)
     other.write_bytes(b"")
@@ -334,7 +334,7 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) ->
     target.unlink()
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     target, dead = tmp_path / "words", left_behind(tmp_path, "dead")
     write_whole(target, b"first")
     target.chmod(0o640)
@@ -346,7 +346,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("words", b"second")]
 
 
-def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_is_locked_by_one_process_at_a_time(tmp_path: Path) -> None:
     import fcntl
 
     with locked(tmp_path):

@@ -45,7 +45,7 @@ def test_the_data_files_of_a_model_are_found_without_its_weights(inline: int) ->
     assert 0 < file.count < 200_000
 
 
-def test_data_that_only_the_replaced_model_reads_are_outdated(tmp_path: Path) -> None:
+def test_data_read_only_by_the_replaced_model_is_outdated(tmp_path: Path) -> None:
     own = [f"m.{digit * 16}.data" for digit in "0123"]
     for name in (*own, "other.data"):
         (tmp_path / name).write_bytes(b"")
@@ -61,7 +61,7 @@ def test_data_that_only_the_replaced_model_reads_are_outdated(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("suffix", [".onnxtxt", ".PBTXT", ".json"])
-def test_models_as_text_are_named_with_the_way_to_binary_ones(suffix: str, tmp_path: Path) -> None:
+def test_models_as_text_are_refused_with_a_remedy(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"m{suffix}"
     with pytest.raises(ModelError, match="only the binary format is written"):
         check_target(path, overwrite=False)

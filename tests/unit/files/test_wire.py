@@ -67,7 +67,7 @@ def test_heavy_tensors_are_left_out_at_every_depth_and_their_bytes_lie_as_stated
     assert sorted(places) == sorted(heavy)
 
 
-def test_graph_parts_that_are_spread_over_two_fields_are_merged_as_protobuf_does():
+def test_graph_parts_split_over_two_fields_are_merged_as_in_protobuf():
     model = small()
     first, second = onnx.ModelProto(), onnx.ModelProto()
     first.CopyFrom(model)
@@ -90,13 +90,13 @@ def test_graph_parts_that_are_spread_over_two_fields_are_merged_as_protobuf_does
         (b"\x3a\x04\x2a\x02\x48\x01", "field raw_data of TensorProto has wire type 0"),
     ],
 )
-def test_what_is_no_protobuf_is_refused_with_the_place(content, fact):
+def test_malformed_protobuf_is_refused_with_its_position(content, fact):
     with pytest.raises(ModelError, match=rf"^m\.onnx is not an ONNX model, or .* \(byte \d+ of {len(content)}: {fact}"):
         light(content)
 
 
 @pytest.mark.parametrize("text", [b"QQ", b"\xffQ"])
-def test_pieces_are_what_protobuf_would_write(text):
+def test_pieces_match_protobufs_output(text):
     model = small()
     model.graph.doc_string = "QQ"
     content = model.SerializeToString(deterministic=True).replace(b"QQ", text)
@@ -104,7 +104,7 @@ def test_pieces_are_what_protobuf_would_write(text):
     assert b"".join(found) == content
 
 
-def test_fields_that_onnx_does_not_know_yet_are_written_again():
+def test_fields_unknown_to_onnx_are_preserved():
     unknown = b"\xc0\x3e\x01\xc1\x3e" + bytes(8) + b"\xc5\x3e" + bytes(4) + wire.head(1001, 2) + b"hi"
     model = onnx.ModelProto.FromString(small().SerializeToString() + unknown)
     found = b"".join(wire.pieces(model, lambda tensor: [tensor.SerializeToString()]))
@@ -116,7 +116,7 @@ def test_fields_that_onnx_does_not_know_yet_are_written_again():
     ("kind", "value"),
     [(0, b"\x05"), (0, b"\xff" * 9 + b"\x01"), (1, b"12345678"), (2, b"\x03abc"), (2, b"\x83\x00abc"), (5, b"1234")],
 )
-def test_fields_of_every_wire_type_are_stepped_over(kind: int, value: bytes) -> None:
+def test_fields_of_every_wire_type_are_skipped(kind: int, value: bytes) -> None:
     field, content = bytes([200 << 3 & 0x7F | kind | 0x80, 200 >> 4]) + value, small().SerializeToString()
     assert light(field + content) == field + content
     with pytest.raises(ModelError, match=r"bytes more than there are|does not end"):

@@ -97,18 +97,18 @@ N2 = times("n", 2)
         ("y = Relu (d)", "", ("b", N2, 16)),
     ],
 )
-def test_ops_pass_dimensions_on_that_onnx_does_not_know(body: str, inputs: str, expected: tuple[Dim, ...]) -> None:
+def test_ops_propagate_dimensions_beyond_onnxs_inference(body: str, inputs: str, expected: tuple[Dim, ...]) -> None:
     assert followed(MADE + body, ", ".join(filter(None, ("float[b,n,32] x", inputs)))) == expected
 
 
-def test_a_length_that_may_be_less_is_not_taken_for_the_whole() -> None:
+def test_a_length_that_may_be_smaller_is_not_the_whole_axis() -> None:
     """A must-fail twin: 32 positions cut at n are n only where the model then adds n of something to them."""
     cut = SHAPE + "p = Slice (table, zero, n1, one, one)  "
     assert followed(cut + "y = Add (p, w)", "float[b,n,32] x, float[1,1] w") == (1, "?")
     assert followed(cut + "y = Add (p, w)", "float[b,n,32] x, float[1,m] w") == (1, "?")
 
 
-def test_another_name_for_what_is_known_is_the_same_name() -> None:
+def test_an_alias_of_a_known_dimension_is_the_same_name() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> g (float[b,n] x) => (float[c,n] y, float[c,n] z) {'
         "h = Relu (x)  y = Relu (h)  z = LpNormalization (y) }"
@@ -140,7 +140,7 @@ def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_what_is_followed_is_what_runs(path: Path) -> None:
+def test_inferred_dimensions_match_a_run(path: Path) -> None:
     """Every dimension of the main graph that is known by numbers and the inputs' names, in exported models."""
     model = onnx.load(path)
     found = dims_by_name(path)

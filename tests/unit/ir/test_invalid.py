@@ -49,14 +49,14 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", [*INVALID, *LIES])
-def test_an_invalid_model_is_refused_with_what_is_wrong_and_where(name: str) -> None:
+def test_an_invalid_model_is_refused_with_the_fault_and_its_place(name: str) -> None:
     with pytest.raises(ModelError) as error:
         convert({**INVALID, **LIES}[name], target="onnx", level="lower-all")
     assert str(error.value) == SAID.get(name, str(error.value))
 
 
 @pytest.mark.parametrize("scale", ["nan", "inf", "-2.0", "0.0", "1e38"])
-def test_a_scale_that_is_no_factor_of_a_size_is_refused(scale: str) -> None:
+def test_a_scale_that_does_not_divide_a_size_is_refused(scale: str) -> None:
     """From one, onnx infers a size below 0, whose Slice ends the process."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,8,8] x) => (float[1,1,1,8] y) {
@@ -145,14 +145,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("model", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_what_onnx_would_let_through_or_die_of_is_refused(model: ModelProto, said: str) -> None:
+def test_models_that_onnx_accepts_or_crashes_on_are_refused(model: ModelProto, said: str) -> None:
     with pytest.raises(ModelError) as error:
         View.of(Model.load(model))
     assert said in str(error.value)
 
 
 @pytest.mark.parametrize(("op_type", "needed"), [("QuickGelu", (0,)), ("MoE", (0, 1, 2, 4))])
-def test_an_operator_of_the_runtime_needs_its_inputs_too(op_type: str, needed: tuple[int, ...]) -> None:
+def test_an_operator_of_the_runtime_also_needs_its_inputs(op_type: str, needed: tuple[int, ...]) -> None:
     schema = signature("com.microsoft", op_type, 1)
     assert schema is not None and schema.required == needed
     model = changed("y = com.microsoft.F ()")
@@ -179,7 +179,7 @@ def test_the_graph_of_a_view_has_an_edge_from_each_op_to_those_that_need_it() ->
     }
 
 
-def test_edges_from_one_iteration_to_the_next_are_marked_and_no_part_of_the_flow() -> None:
+def test_edges_between_iterations_are_marked_and_not_in_the_flow() -> None:
     words = """trips = Constant <value = int64 {3}> ()
         y = Loop (trips, c, x) <body = b (int64 i, bool k, float[2] s) => (bool on, float[2] t) {
             on = Identity (k)  [step] a = Neg (s)  [hand] t = Relu (a) }>"""
@@ -225,7 +225,7 @@ def decided(model: ModelProto) -> Counter[tuple[str, str, str | None]]:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *TEXTS])
-def test_a_shuffled_model_is_converted_as_the_sorted_one(name: str) -> None:
+def test_a_shuffled_model_is_converted_like_the_sorted_one(name: str) -> None:
     model = exported(f"tests/models/{name}.onnx") if name in NAMES else text_model(name)
     mixed = shuffled(model)
     with pytest.raises(onnx.checker.ValidationError, match="topologically sorted"):
@@ -237,13 +237,13 @@ def test_a_shuffled_model_is_converted_as_the_sorted_one(name: str) -> None:
     assert "mended" not in {finding.kind for finding in amp_rewrite.convert(model).report.findings}
 
 
-def test_nodes_that_are_in_order_keep_it() -> None:
+def test_sorted_nodes_keep_their_order() -> None:
     model = exported("tests/models/bert_ts13.onnx")
     assert in_order(model) == model
     assert View.of(loaded := Model.load(model)).model is loaded
 
 
-def test_an_unsorted_model_with_nothing_to_lower_comes_back_in_order(tmp_path: Path) -> None:
+def test_an_unsorted_model_with_nothing_to_lower_is_returned_sorted(tmp_path: Path) -> None:
     head = '<ir_version: 8, opset_import: ["": 17]>'
     model = onnx.parser.parse_model(f"{head} g (float[2] x) => (float[2] y) {{ y = Exp (a)  a = Exp (x) }}")
     result = amp_rewrite.convert(model)

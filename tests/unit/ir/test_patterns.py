@@ -55,7 +55,7 @@ def test_equal_names_capture_equal_values() -> None:
 
 
 @pytest.mark.parametrize("more", ["z = Neg (e)", "z = Identity (e)"])
-def test_a_match_whose_inner_value_is_read_outside_is_not_closed(more: str) -> None:
+def test_a_match_with_an_inner_value_read_outside_is_not_closed(more: str) -> None:
     pattern = op("Sqrt", EXP)
     assert found(pattern, "Exp", "e = Exp (x)  y = Sqrt (e)") == ["e y"]
     assert found(pattern, "Exp", f"e = Exp (x)  y = Sqrt (e)  {more}", "float[B,4] y, float[B,4] z") == []
@@ -69,7 +69,7 @@ def test_a_match_does_not_cross_into_a_body() -> None:
     assert found(op("Sqrt", EXP), "Exp", body, inputs="float[B,4] x, bool go") == []
 
 
-def test_a_cast_of_the_entry_belongs_to_the_match_that_alone_reads_it() -> None:
+def test_a_cast_of_the_entry_belongs_to_the_match_of_its_only_reader() -> None:
     body, half = "f = Cast <to = 1> (x)  s = Sigmoid (f)  y = Mul (f, s)", "float16[B,4] x"
     assert found(SWISH, "Sigmoid", body, inputs=half) == ["f s y"]
     assert found(SWISH, "Sigmoid", body + "  z = Neg (f)", "float[B,4] y, float[B,4] z", half) == ["s y"]
@@ -150,9 +150,7 @@ ROWS: dict[str, tuple[Pattern, str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("body", "row"), ROWS.items())
-def test_a_pattern_is_found_and_not_where_a_condition_breaks(
-    body: str, row: tuple[Pattern, str, dict[str, str]]
-) -> None:
+def test_a_pattern_matches_unless_a_condition_is_violated(body: str, row: tuple[Pattern, str, dict[str, str]]) -> None:
     pattern, anchor, twins = row
     every = " ".join(part.split()[-1] for part in body.split(" =")[:-1])
     assert found(pattern, anchor, body) == [every]
@@ -240,14 +238,14 @@ SPELLINGS = {
 @pytest.mark.parametrize(
     ("kind", "body", "ops", "tail"), [(kind, *row) for kind, spelled in SPELLINGS.items() for row in spelled]
 )
-def test_a_cluster_is_found_however_it_is_written(kind: str, body: str, ops: str, tail: str) -> None:
+def test_a_cluster_is_found_in_every_spelling(kind: str, body: str, ops: str, tail: str) -> None:
     view = view_of(body)
     (cluster,) = clusters(view)
     assert (cluster.kind, names(view, cluster.ops), names(view, cluster.tail)) == (kind, ops, tail)
     assert cluster.entry is not None and view.value_name(cluster.entry) == "x"
 
 
-def test_casts_inside_a_cluster_belong_to_it_and_its_entry_lies_before_them() -> None:
+def test_casts_inside_a_cluster_belong_to_it_and_the_entry_precedes_them() -> None:
     body = f"""xf = Cast <to = 1> (x)  p = Pow (xf, two)  {MEAN} s = Sqrt (e)  n = Div (xf, s)  nh = Cast <to = 10> (n)
         y = Mul (w, nh)"""
     view = view_of(body, "float16[B,4] y", "float16[B,4] x, float16[4] w")
@@ -268,7 +266,7 @@ def test_casts_inside_a_cluster_belong_to_it_and_its_entry_lies_before_them() ->
         ("q = Div (gate, root2)  b = Erf (q)  o = Add (b, one)  g = Mul (x, o)  y = Mul (g, half)", ""),
     ],
 )
-def test_what_only_resembles_one_is_no_cluster(body: str, more: str) -> None:
+def test_a_near_miss_is_not_a_cluster(body: str, more: str) -> None:
     outputs = ", ".join(filter(None, ("float[B,4] y", more)))
     assert clusters(view_of(body, outputs, "float[B,4] x, float[B,4] gate")) == ()
 
@@ -276,7 +274,7 @@ def test_what_only_resembles_one_is_no_cluster(body: str, more: str) -> None:
 @pytest.mark.parametrize("behind", [1, 10])
 @pytest.mark.parametrize("scale", [1, 10])
 @pytest.mark.parametrize("shared", [False, True])
-def test_onnxruntime_opens_a_norm_iff_tail_and_entry_have_one_type(behind: int, scale: int, shared: bool) -> None:
+def test_onnxruntime_opens_a_norm_iff_tail_and_entry_have_the_same_type(behind: int, scale: int, shared: bool) -> None:
     """The entry of its fusion lies before a Cast that the normalization alone reads, and after one that others
     read too. Were this test to fail with a newer onnxruntime, the rule could go."""
     ort = pytest.importorskip("onnxruntime")
@@ -306,5 +304,5 @@ def test_onnxruntime_opens_a_norm_iff_tail_and_entry_have_one_type(behind: int, 
             ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def test_each_cluster_has_an_op_by_which_it_is_looked_for() -> None:
+def test_each_cluster_has_an_anchor_op() -> None:
     assert {anchor for _, anchors, *_ in patterns._CLUSTERS for anchor in anchors} == ANCHORS

@@ -18,14 +18,16 @@ from amp_rewrite.ir.schema import _LINKED, signature
         ("If", ["B", None], ["V[0]", "V[1]"]),
     ],
 )
-def test_a_slot_has_the_variable_of_its_formal(kind: str, inputs: list[str | None], outputs: list[str | None]) -> None:
+def test_a_slot_has_the_variable_of_its_parameter(
+    kind: str, inputs: list[str | None], outputs: list[str | None]
+) -> None:
     known = signature("", kind, 21)
     assert known is not None
     assert [known.input_variable(slot) for slot in range(len(inputs))] == inputs
     assert [known.output_variable(slot) for slot in range(len(outputs))] == outputs
 
 
-def test_variables_are_linked_where_the_schema_has_a_container_of_each_type() -> None:
+def test_type_variables_are_linked_if_the_schema_has_containers_of_each_type() -> None:
     linked: dict[tuple[str, str], dict[str, str]] = {}
     for schema in (schema for schema in onnx.defs.get_all_schemas() if not schema.domain):
         allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}

@@ -32,7 +32,7 @@ class Graph:
         return op.node.output[0] if op is not None else None
 
 
-def test_a_value_that_is_read_twice_or_exposed_has_no_only_reader() -> None:
+def test_a_value_read_twice_or_exposed_has_no_only_reader() -> None:
     graph = Graph("a=Exp(x);b=Neg(a);c=Mul(b,b);d=Neg(c);e=Abs(c);v=Add(d,e)")
     assert graph.reader("a") == "b"
     assert graph.reader("a", "Neg", "Abs") == "b"
@@ -67,7 +67,7 @@ def test_the_number_of_a_constant(name: str, axes: int | None, expected: float |
         ("Concat[axis=0](a)", "v", "v"),
     ],
 )
-def test_what_a_value_is_a_multiple_of(op: str, plain: str, signed: str) -> None:
+def test_known_factors_of_a_value(op: str, plain: str, signed: str) -> None:
     graph = Graph(f"a=Exp(x);v={op}")
     found = [origin(graph.view, graph.value("v"), multiples(graph.view, signs=signs)) for signs in (False, True)]
     assert [graph.name(value) for value in found] == [plain, signed]
@@ -91,7 +91,7 @@ NUMBER = "n = Constant <value_float = 1.0> ()"
         ("y = Pad <pads = [0, 0, 0, 0], value = 0.1> (x)", 10, False),
     ],
 )
-def test_an_op_is_exact_where_no_number_is_new(body: str, opset: int, expected: bool) -> None:
+def test_an_op_is_exact_if_it_creates_no_new_number(body: str, opset: int, expected: bool) -> None:
     text = f"g (float[2,3] x, int64[2,3] i) => (float[2,3] y) {{ {body} }}"
     view = View.of(Model(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')))
     assert exact(view.ops[-1]) is expected
@@ -101,7 +101,7 @@ def of_four() -> View:
     return View.of(Model.load(cases.build("a=Relu(x);b=Tanh(a);c=Neg(b);d=Relu(c)", ("d",))))
 
 
-def test_an_analysis_runs_once_for_each_view_and_its_arguments() -> None:
+def test_an_analysis_runs_once_per_view_and_arguments() -> None:
     asked: list[tuple[int, int]] = []
 
     @once

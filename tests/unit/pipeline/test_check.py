@@ -40,7 +40,7 @@ def keep_lines(model: Model) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_checked_conversion_is_right_on_real_data_and_repeats_without_a_check(name: str) -> None:
+def test_a_checked_conversion_is_right_on_real_data_and_reproducible_without_a_check(name: str) -> None:
     hard = HARD[name]()
     checked = convert(hard.model, check=True)
     evidence = checked.report.evidence
@@ -59,7 +59,7 @@ def test_a_checked_conversion_is_right_on_real_data_and_repeats_without_a_check(
     assert totals.compute_lowered >= 0.9 * totals.compute_ops
 
 
-def test_what_no_random_batch_shows_stays_and_the_report_says_so() -> None:
+def test_faults_that_no_random_batch_shows_remain_and_the_report_says_so() -> None:
     hard = HARD["offset_norm"]()
     checked = convert(hard.model, check=True)
     assert "no gross error" in str(checked.report.evidence) and "says nothing" in str(checked.report.evidence)
@@ -77,7 +77,7 @@ def test_what_no_random_batch_shows_stays_and_the_report_says_so() -> None:
     ],
     ids=["nan", "random", "integers", "large", "unstable"],
 )
-def test_what_is_not_checked_says_why_and_is_the_plain_conversion(model: onnx.ModelProto, why: str) -> None:
+def test_a_skipped_check_has_a_reason_and_gives_the_plain_conversion(model: onnx.ModelProto, why: str) -> None:
     checked = convert(model, check=True, safety="none")
     evidence = checked.report.evidence
     assert evidence.level == "none" and why in evidence.objection and why in str(evidence)
@@ -88,7 +88,7 @@ BLIND = "a graph does not show what overflows on your inputs"
 
 
 @pytest.mark.parametrize("made", [PRODUCT, "h = Relu (x)"], ids=["lowered", "copied"])
-def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, made: str) -> None:
+def test_a_source_that_onnxruntime_cannot_open_is_named(folder: Path, made: str) -> None:
     model = parsed(f"{made} y = vendor.Magic (h)")
     model.opset_import.add(domain="vendor", version=1)
     onnx.save(model, "odd.onnx")
@@ -105,7 +105,7 @@ def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "above 1 GB" in convert(loud(), check=True).report.evidence.objection
 
 
-def test_a_batch_that_is_asked_for_must_fit() -> None:
+def test_a_requested_batch_size_must_fit() -> None:
     with pytest.raises(FeedError, match=r"the shape \[3, 8\] does not fit"):
         convert(loud(), check={"shapes": {"x": (3, 8)}})
 
@@ -122,7 +122,7 @@ def test_a_conversion_with_data_is_not_checked() -> None:
     assert convert(loud(), data=data, check=True).report.evidence.level == "guarded"
 
 
-def test_what_the_user_lowers_fails_and_is_not_written(folder: Path) -> None:
+def test_a_failure_caused_by_the_users_lower_option_writes_nothing(folder: Path) -> None:
     onnx.save(loud(), "loud.onnx")
     asked: dict[str, Any] = {"lower": ["op=Mul"], "safety": "none"}
     assert convert("loud.onnx", check=True, **asked).report.evidence.level == "failed"
@@ -149,7 +149,7 @@ def test_the_command_checks_and_its_lines_give_the_same_file(folder: Path) -> No
     assert Path("plain.onnx").read_bytes() != Path("checked.onnx").read_bytes()
 
 
-def test_a_pattern_may_name_what_a_fusion_makes() -> None:
+def test_a_pattern_may_name_a_fused_op() -> None:
     model = HARD["llama_outlier"]().model
     kind = "com.microsoft::SkipSimplifiedLayerNormalization"
     kept = convert(model, keep=[f"op={kind}"])
@@ -160,7 +160,7 @@ def test_a_pattern_may_name_what_a_fusion_makes() -> None:
 
 
 @pytest.mark.parametrize("name", ["a[0]/b*", "a,b c", "(x, y", "tab\tline\n", ""])
-def test_the_pattern_of_an_op_matches_it_alone(name: str) -> None:
+def test_the_pattern_of_an_op_matches_only_that_op(name: str) -> None:
     model = parsed(PRODUCT + "m = MatMul (h, w) y = MatMul (m, w)")
     model.graph.node[2].name = name
     view = View.of(Model.load(model))

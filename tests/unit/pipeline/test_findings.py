@@ -22,7 +22,7 @@ def found(graph: str = CHAIN, output: str = "v8", **options: Any) -> list[str]:
     return [finding.message for finding in findings if finding.kind == "mostly_float32"]
 
 
-def test_a_model_of_which_nothing_becomes_low_is_told_with_cause_and_remedy() -> None:
+def test_a_model_without_lowered_ops_is_reported_with_cause_and_remedy() -> None:
     (message,) = found(keep=["op=MatMul"])
     assert message == (
         "float16 has no compute op: keep keeps 100 % in float32 · the result is effectively float32 · keep fewer ops"
@@ -30,13 +30,13 @@ def test_a_model_of_which_nothing_becomes_low_is_told_with_cause_and_remedy() ->
 
 
 @pytest.mark.parametrize(("kept", "told"), [(1, 0), (5, 0), (7, 1)])
-def test_only_a_small_share_is_told(kept: int, told: int) -> None:
+def test_only_a_small_lowered_share_is_reported(kept: int, told: int) -> None:
     messages = found(keep=[f"output=v{i + 1}" for i in range(kept)] if kept else [])
     assert len(messages) == told
     assert all("12 % of the operations of 8 compute ops: keep keeps 88 %" in message for message in messages)
 
 
-def test_operations_count_and_not_ops() -> None:
+def test_the_share_counts_operations_rather_than_ops() -> None:
     """Three of four products are low, and hold a thousandth of the operations."""
     graph = "s=Slice(x,zero,one);a=MatMul(s,w);b=MatMul(a,w);c=MatMul(b,w);y=MatMul(x,big);z=ReduceSum(y)"
     constants = {"w": W, "big": np.ones((8, 4096)), "zero": np.int64([0]), "one": np.int64([1])}
@@ -47,7 +47,7 @@ def test_operations_count_and_not_ops() -> None:
     assert told.startswith("float16 has 1 % of the operations")
 
 
-def test_long_sums_of_a_target_are_the_cause() -> None:
+def test_long_sums_on_a_target_are_named_as_the_cause() -> None:
     model = build("a=MatMul(x,w);y=MatMul(a,w)", ["y"], shapes={"x": (4, 512)}, constants={"w": np.eye(512)})
     (told,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "mostly_float32")
     assert "long_sum keeps 100 %" in told.message and "--lower 'op=MatMul'" in told.message
@@ -76,7 +76,7 @@ def test_only_ways_to_more_kernels_are_named(model: ModelProto, options: dict[st
     assert told.rpartition(" · ")[2] == f"more kernels: {remedy}"
 
 
-def test_a_repair_that_pins_everything_is_told() -> None:
+def test_a_repair_that_pins_everything_is_reported() -> None:
     model = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1 / 3)})
     data = {"x": np.full((8, 8), 1 / 7, np.float32)}
     repaired = amp_rewrite.repair(model, data, tolerance=1e-6, target="onnx")
@@ -163,7 +163,7 @@ def test_float64_is_narrowed_in_bodies_too(body: str) -> None:
     ],
     ids=["lstm", "sliced", "kept", "one", "read", "started from zero"],
 )
-def test_a_state_that_a_recurrent_kernel_rounds_is_named(
+def test_a_state_rounded_by_a_recurrent_kernel_is_named(
     graph: str, outputs: list[str], options: dict[str, Any], states: list[str]
 ) -> None:
     gates = 3 if "GRU" in graph else 4

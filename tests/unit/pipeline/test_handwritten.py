@@ -100,7 +100,7 @@ def attribute(model: ModelProto, name: str, key: str) -> object:
 
 
 @every_model
-def test_the_right_ops_are_lowered_with_as_few_casts_as_can_be(name: str) -> None:
+def test_the_right_ops_are_lowered_with_the_fewest_casts(name: str) -> None:
     result = converted(name)
     ops, casts, bakes = LOWERED[name]
     assert " ".join(lowered_ops(result.view, result.coloring)) == ops
@@ -108,7 +108,7 @@ def test_the_right_ops_are_lowered_with_as_few_casts_as_can_be(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in corpus.TEXT_MODELS if name not in FOREIGN])
-def test_the_model_computes_what_it_did(name: str) -> None:
+def test_the_model_computes_the_same(name: str) -> None:
     """The CPU provider computes most half ops in float32: this finds wrong wiring, not lost digits."""
     model = corpus.text_model(name)
     feeds = cases.feeds(model)
@@ -117,7 +117,7 @@ def test_the_model_computes_what_it_did(name: str) -> None:
         assert objections.of_outputs(objections.run(model, feeds), after, bound=BOUND) == []
 
 
-def test_a_weight_that_a_float_op_reads_too_keeps_its_float_copy_under_its_own_name() -> None:
+def test_a_weight_shared_with_a_float_op_keeps_its_float32_copy_and_name() -> None:
     result = converted("weight_read_by_both").model
     assert sorted((t.name, t.data_type) for t in result.graph.initializer) == [("w", FLOAT), ("w_float16", HALF)]
     assert list(node(result, "stays").input) == ["w"]
@@ -130,7 +130,7 @@ def test_a_captured_value_is_cast_once_outside_the_loop() -> None:
     assert (sorted(outside), inside) == (["a", "e", "x"], ["s", "r"])
 
 
-def test_an_initializer_that_a_caller_may_override_is_cast_and_not_baked() -> None:
+def test_an_overridable_initializer_is_cast_in_the_graph() -> None:
     result = converted("overridable_initializer").model
     assert tensor(result, "w").data_type == FLOAT
     assert tensor(result, "v").data_type == HALF
@@ -150,7 +150,7 @@ def test_a_cast_that_the_user_lowers_still_serves_a_float_reader(source: str) ->
     agree(model, result)
 
 
-def test_a_local_function_with_floats_is_inlined_and_one_without_is_not() -> None:
+def test_only_a_local_function_with_floats_is_inlined() -> None:
     assert [f.subject for f in converted("local_function").report.findings if f.kind == "inlined"] == [
         "here::Block",
         "here::Plain",
@@ -168,7 +168,7 @@ def with_function_of_another_opset(body: str, call: str) -> ModelProto:
 
 
 @pytest.mark.parametrize(("call", "ops"), [("here.F", ["MatMul", "MatMul", "Relu"]), ("Neg", ["MatMul", "Neg"])])
-def test_a_function_may_import_another_opset_in_which_its_ops_are_the_same(call: str, ops: list[str]) -> None:
+def test_a_function_may_import_another_opset_with_the_same_ops(call: str, ops: list[str]) -> None:
     """IR.md, "Model Local Functions"."""
     model = with_function_of_another_opset("q = MatMul (p, p)  r = Relu (q)", call)
     onnx.checker.check_model(model, full_check=True)
@@ -178,7 +178,7 @@ def test_a_function_may_import_another_opset_in_which_its_ops_are_the_same(call:
     assert [f.opset_import[0].version for f in model.functions] == [18]
 
 
-def test_a_function_of_an_opset_in_which_its_ops_are_others_is_refused() -> None:
+def test_a_function_of_an_opset_with_different_ops_is_refused() -> None:
     """Cast has another version in 20. onnx's checker refuses the model, too."""
     model = with_function_of_another_opset("r = Cast <to = 1> (p)", "here.F")
     with pytest.raises(onnx.checker.ValidationError, match="not compatible"):
@@ -187,7 +187,7 @@ def test_a_function_of_an_opset_in_which_its_ops_are_others_is_refused() -> None
         convert(model)
 
 
-def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() -> None:
+def test_readers_of_a_value_of_unknown_type_are_reported_as_left_behind() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[8,8] x) => (float[8,8] d)'
         "{ [a] a = MatMul (x, x)  [b] b = my.Foo (a)  [c] c = MatMul (b, b)  [d] d = my.Bar (c) }"
@@ -198,7 +198,7 @@ def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() 
     assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 1)
 
 
-def test_a_cast_like_becomes_the_cast_that_it_is_and_reads_no_activation() -> None:
+def test_a_castlike_becomes_a_cast_without_its_second_input() -> None:
     model = cases.build("a=MatMul(x,x);c=CastLike(n,a);b=MatMul(c,a)", ["b"], types={"n": "int"})
     result = convert(model)
     assert (node(result.model, "c").op_type, list(node(result.model, "c").input)) == ("Cast", ["n"])
@@ -208,12 +208,12 @@ def test_a_cast_like_becomes_the_cast_that_it_is_and_reads_no_activation() -> No
     assert convert(untouched).model == untouched
 
 
-def test_an_output_sequence_stays_float32_and_one_between_allow_ops_does_not() -> None:
+def test_only_a_sequence_between_allow_ops_is_lowered() -> None:
     types = objections.inferred_types(converted("sequences").model)
     assert (types["s"], types["s2"], types["t"], types["kept"]) == ({HALF}, {HALF}, {FLOAT}, {FLOAT})
 
 
-def test_what_stands_beside_the_graph_is_kept() -> None:
+def test_metadata_beside_the_graph_is_kept() -> None:
     model = corpus.with_everything_beside_the_graph()
     after = convert(model).model
     assert [p for p in after.metadata_props if p.key != "amp_rewrite"] == list(model.metadata_props)
@@ -229,7 +229,7 @@ def test_what_stands_beside_the_graph_is_kept() -> None:
     assert (first.doc_string, first.metadata_props[0].value) == ("words about a node", "layer 1")
 
 
-def test_a_type_that_only_a_reader_told_is_told_again_when_the_reader_is_lowered() -> None:
+def test_a_type_inferred_from_a_reader_is_inferred_again_after_lowering() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[2,8] x) => (float[2,1] y)'
         "<float[8,1] w = {1, 1, 1, 1, 1, 1, 1, 1}> { t = my.Op (x)  y = MatMul (t, w) }"

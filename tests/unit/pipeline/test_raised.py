@@ -99,12 +99,12 @@ def test_named_ops_compute_in_float32(name: str) -> None:
     assert "  ".join(told(raised(half(body, **formals), *keep.split()).model)) == expected
 
 
-def test_without_keep_a_half_model_comes_back_as_it_is() -> None:
+def test_without_keep_a_half_model_stays_unchanged() -> None:
     model = half("a = MatMul (x, w)  b = Exp (a)  c = Cast <to = 1> (b)  y = Cast <to = 10> (c)")
     assert written(convert(model).model) == written(model)
 
 
-def test_shape_takes_a_raised_value_as_it_comes() -> None:
+def test_shape_reads_a_raised_value_without_a_cast() -> None:
     result = raised(
         half("a = Exp (x)  s = Shape (a)  y = Tanh (a)", outputs=f"{HALF} y, int64[2] s"), "op=Exp", "op=Tanh"
     )
@@ -118,7 +118,7 @@ def test_shape_takes_a_raised_value_as_it_comes() -> None:
     assert rules(result)["Shape_1"] == ("float32", "shape_follows")
 
 
-def test_a_weight_that_others_read_keeps_its_low_version() -> None:
+def test_a_shared_weight_keeps_its_low_version() -> None:
     result = raised(half("a = MatMul (x, w)  y = Add (a, w)"), "op=MatMul").model
     assert weights(result) == {"w": "float16", "w_float32": "float32"}
     assert told(result)[1:] == [
@@ -128,7 +128,7 @@ def test_a_weight_that_others_read_keeps_its_low_version() -> None:
     ]
 
 
-def test_a_constant_is_widened_for_its_readers_even_if_it_is_named_itself() -> None:
+def test_a_constant_is_widened_for_its_readers_even_if_named_itself() -> None:
     model = half("k = Constant <value = float16[1] {15360}> ()  a = Mul (x, k)  y = Relu (a)")
     result = raised(model, "op=Constant", "op=Mul")
     assert result.plan.bakes[0].to is DType.FLOAT
@@ -149,7 +149,7 @@ def test_a_constant_is_widened_for_its_readers_even_if_it_is_named_itself() -> N
         ("a = Cast <to = 10> (i)  y = Neg (a)", "int64[8,8] i"),
     ],
 )
-def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None:
+def test_a_type_attribute_follows(body: str, inputs: str) -> None:
     result = raised(half(body, inputs), "*").model
     onnx.checker.check_model(result, full_check=True)
     view = View.of(Model.load(result))
@@ -157,14 +157,14 @@ def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None
     assert view.dtype(made) is DType.FLOAT
 
 
-def test_the_type_inside_a_norm_follows_and_no_other_number() -> None:
+def test_only_the_type_inside_a_norm_follows() -> None:
     body = "y = GroupNormalization <num_groups = 16, stash_type = 10> (x, s, s)"
     model = half(body, "float16[1,16,4] x, float16[16] s", "float16[1,16,4] y", opset=21)
     (node,) = [node for node in raised(model, "*").model.graph.node if node.op_type == "GroupNormalization"]
     assert {a.name: a.i for a in node.attribute} == {"num_groups": 16, "stash_type": TensorProto.FLOAT}
 
 
-def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
+def test_a_sequence_at_the_models_edge_keeps_its_ops_low() -> None:
     body = "p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
     result = raised(half(body, "seq(float16[8,8]) s"), "op=SequenceAt", "op=Exp")
     assert rules(result) == {
@@ -195,7 +195,7 @@ def norm(opset: int) -> ModelProto:
     return half(text, f"{HALF} given", opset=opset, held=HELD)
 
 
-def test_a_norm_that_is_written_out_is_raised_whole() -> None:
+def test_a_decomposed_norm_is_raised_whole() -> None:
     """Raised alone, Pow would round its square to float16 again before anyone reads it."""
     result = raised(norm(opset=16), "op=Pow")
     assert raised_ops(result) == BODY_OF_NORM | {"Mul_8", "Add_9"}
@@ -212,7 +212,7 @@ def test_a_norm_that_is_written_out_is_raised_whole() -> None:
         ("op=Relu", {"Relu_10"}),
     ],
 )
-def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalized(keep: str, expected: set[str]) -> None:
+def test_scale_and_bias_of_a_norm_have_the_type_of_its_input(keep: str, expected: set[str]) -> None:
     """From opset 17 on onnxruntime fuses it to one LayerNormalization, and refuses a model that differs there."""
     ort = pytest.importorskip("onnxruntime")
     result = raised(norm(opset=17), keep)
@@ -240,7 +240,7 @@ def test_variables_that_no_kernel_mixes_are_raised_together() -> None:
     assert row.variables == {"T": "float32", "T1": "float32", "T2": "float32"}
 
 
-def test_the_report_counts_what_is_raised_and_says_who_asked() -> None:
+def test_the_report_counts_raised_ops_and_names_the_option() -> None:
     result = raised(half("[one] a = MatMul (x, w)  [two] b = Exp (a)  [three] y = MatMul (b, w)"), "one", "op=Exp")
     totals = result.report.totals
     assert (totals.raised, totals.compute_raised, totals.compute_lowered, totals.compute_ops) == (2, 1, 1, 2)
@@ -279,7 +279,7 @@ def types(model: object) -> Counter[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("to", OTHER)
-def test_it_is_lowered_as_far_as_the_float32_model(name: str, to: str) -> None:
+def test_a_half_model_is_lowered_as_far_as_its_float32_model(name: str, to: str) -> None:
     source = exported(name)
     half = convert(source, to=OTHER[to], opset=22).model
     result, direct = convert(half, to=to), convert(source, to=to, opset=22)
@@ -291,7 +291,7 @@ def test_it_is_lowered_as_far_as_the_float32_model(name: str, to: str) -> None:
     assert f"ops compute in {OTHER[to]}" in finding.message
 
 
-def test_inputs_and_outputs_keep_their_type_unless_asked_otherwise() -> None:
+def test_inputs_and_outputs_keep_their_type_by_default() -> None:
     model = text("a = MatMul (x, w)  y = MatMul (a, w)")
     kept, low = (convert(model, to="float16", io=io).model.graph for io in (None, "low"))
     edges = [[v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)] for graph in (kept, low)]
@@ -306,7 +306,7 @@ def test_inputs_and_outputs_keep_their_type_unless_asked_otherwise() -> None:
     assert unchanged.input[0].type.tensor_type.elem_type == TensorProto.BFLOAT16
 
 
-def test_what_is_not_lowered_becomes_float32() -> None:
+def test_ops_that_are_not_lowered_become_float32() -> None:
     result = convert(text("a = Softmax (x)  y = Exp (a)"), to="float16")
     assert types(result.model) == {"bfloat16": 2, "float32": 5}  # two of them weights that are not read
     assert [finding.kind for finding in result.report.findings] == ["widened"]

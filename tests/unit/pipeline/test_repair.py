@@ -68,7 +68,7 @@ def repaired(model: ModelProto, **options: Any) -> Repaired:
     return repair(model, BATCH, target="onnx", **{**NEAR, **options})
 
 
-def test_one_layer_of_many_is_found_and_named() -> None:
+def test_the_only_faulty_layer_is_found_and_named() -> None:
     told: list[tuple[str, int, int]] = []
     found = repaired(needy(), progress=lambda *step: told.append(step))
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "own errors"]
@@ -79,7 +79,7 @@ def test_one_layer_of_many_is_found_and_named() -> None:
     assert [step.pinned for step in found.trail[:3]] == [0, found.candidates, 1]
 
 
-def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
+def test_an_accurate_model_is_converted_as_usual() -> None:
     model = needy(needs=())
     found = repaired(model)
     assert (found.solved, found.minimal, found.regions, len(found.trail)) == (True, True, (), 1)
@@ -88,13 +88,13 @@ def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
     assert found.converted.report.rows == amp_rewrite.convert(model, target="onnx").report.rows
 
 
-def test_a_budget_that_ends_early_leaves_what_was_found_and_says_so() -> None:
+def test_an_exhausted_budget_leaves_the_pins_found_and_says_so() -> None:
     found = repaired(needy(needs=(1, 5)), budget=3)
     assert (found.solved, found.minimal, len(found.trail)) == (True, False, 3)
     assert "some may not be needed; 3 trials" in found.text()
 
 
-def test_a_result_that_fails_after_all_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_fails_in_the_end_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     real = MODULE.verdict_of
     monkeypatch.setattr(MODULE, "verdict_of", lambda *given: real(*given) if given[3].to_failure else denied)
     found = repaired(needy())
@@ -102,7 +102,7 @@ def test_a_result_that_fails_after_all_is_not_solved(monkeypatch: pytest.MonkeyP
     assert found.converted.report.evidence is not None and found.converted.report.evidence.objection == "denied"
 
 
-def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
+def test_errors_without_ops_to_pin_cannot_be_repaired() -> None:
     found = repaired(needy(), lower=["*"])
     assert not found.solved
     assert found.candidates == 0
@@ -118,7 +118,7 @@ def test_a_half_model_is_repaired_against_its_widened_twin() -> None:
     assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["u1", "d1"]
 
 
-def test_what_only_moves_values_of_raised_ops_does_not_round_them_again() -> None:
+def test_ops_that_move_values_of_raised_ops_do_not_round_them_again() -> None:
     weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     chain = build("a=MatMul(x,w);r=Relu(a);t=Transpose(r);y=MatMul(t,w)", ["y"], constants={"w": weight})
     half = amp_rewrite.convert(chain, target="onnx").model
@@ -147,7 +147,7 @@ def blames(*guilty: int) -> tuple[list[frozenset[int]], Callable[[frozenset[int]
     return asked, enough
 
 
-def test_where_even_all_are_not_enough_nothing_is_chosen() -> None:
+def test_nothing_is_chosen_if_even_all_candidates_are_not_enough() -> None:
     assert minimal_set(100, lambda held: False) is None
 
 
@@ -160,14 +160,14 @@ def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
 
 
 @given(st.integers(1, 60), st.data())
-def test_what_is_chosen_is_enough_and_nothing_less_is(suspects: int, data: st.DataObject) -> None:
+def test_the_choice_is_sufficient_and_minimal(suspects: int, data: st.DataObject) -> None:
     guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
     _, enough = blames(*guilty)
     assert minimal_set(suspects, enough) == tuple(sorted(guilty))
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.data())
-def test_what_was_found_before_the_budget_is_spent_passes(suspects: int, budget: int, data: st.DataObject) -> None:
+def test_the_choice_at_the_end_of_the_budget_passes(suspects: int, budget: int, data: st.DataObject) -> None:
     guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
     asked, enough = blames(*guilty)
 
@@ -182,7 +182,7 @@ def test_what_was_found_before_the_budget_is_spent_passes(suspects: int, budget:
 
 
 @given(st.integers(2, 7), st.data())
-def test_where_more_is_not_better_what_is_chosen_still_was_tested(suspects: int, data: st.DataObject) -> None:
+def test_even_without_monotonicity_the_choice_was_tested(suspects: int, data: st.DataObject) -> None:
     table: dict[frozenset[int], bool] = {frozenset(): False}
 
     def enough(held: frozenset[int]) -> bool:
@@ -230,7 +230,7 @@ def test_a_region_is_a_low_op_that_rounds_or_reads_weights() -> None:
     assert list(regions(REGIONED)) == ["product", "rows", "sum", "head"]
 
 
-def test_casts_constants_and_ops_with_bodies_are_no_regions() -> None:
+def test_casts_constants_and_ops_with_bodies_are_not_regions() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float16[2,2] h, bool c) => (float16[2,2] y) {
       [wide] w = Cast <to = 1> (h)  [narrow] n = Cast <to = 10> (w)  [fixed] k = Constant <value = float16[1] {2}> ()
@@ -244,7 +244,7 @@ def test_casts_constants_and_ops_with_bodies_are_no_regions() -> None:
     assert not found.keys() & {"wide", "narrow", "fixed", "branch", "copy"}
 
 
-def test_a_cluster_is_one_region_under_the_name_of_its_largest_error() -> None:
+def test_a_cluster_is_one_region_named_after_its_largest_error() -> None:
     found = regions(GELU, {"scaled": 0.25, "gated": 0.5, "product": 0.125}, fuse="none")
     assert list(found) == ["product", "gated", "second"]
     assert (found["gated"].kind, len(found["gated"].ops), found["gated"].error) == ("gelu_erf", 5, 0.5)
@@ -252,7 +252,7 @@ def test_a_cluster_is_one_region_under_the_name_of_its_largest_error() -> None:
     assert found["second"].error == 0.0
 
 
-def test_pins_of_a_region_hold_all_its_ops_and_say_why() -> None:
+def test_pins_of_a_region_name_all_its_ops_and_the_reason() -> None:
     region = regions(GELU, {"bell": 0.5}, fuse="none")["bell"]
     assert [pin.op for pin in region.pins] == list(region.ops)
     assert {(pin.rule, pin.raises, pin.note) for pin in region.pins} == {
@@ -271,5 +271,5 @@ def test_pins_of_a_region_hold_all_its_ops_and_say_why() -> None:
     ],
     ids=["infinity", "power of two", "cheaper at the same power", "larger at the same power", "none at all"],
 )
-def test_the_region_that_is_suspected_more_comes_first(first: Region, second: Region) -> None:
+def test_the_most_suspicious_region_comes_first(first: Region, second: Region) -> None:
     assert sorted([second, first], key=suspicion) == [first, second]

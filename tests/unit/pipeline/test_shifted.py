@@ -33,7 +33,7 @@ def _twins(model: ModelProto, ranges: Ranges, *, widen: bool = False) -> tuple[M
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_every_product_of_a_planted_model_is_low_and_no_bit_changes_in_float32(name: str) -> None:
+def test_every_product_of_a_planted_model_is_low_without_changing_float32_bits(name: str) -> None:
     hard = planted(name)
     ranges = calibrate(hard.model, hard.batch)
     before, after = _twins(hard.model, ranges)
@@ -47,7 +47,7 @@ def test_every_product_of_a_planted_model_is_low_and_no_bit_changes_in_float32(n
     assert any(finding.kind == "shifted" for finding in converted.report.findings)
 
 
-def test_a_model_that_is_half_already_is_shifted_against_its_upcast_twin() -> None:
+def test_a_half_precision_model_is_shifted_against_its_widened_twin() -> None:
     hard = planted("bert_dynamo23")
     model = halved(hard.model)
     batch = {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in hard.batch.items()}
@@ -75,7 +75,7 @@ def _model(text: str = STREAM, scale: float = 1.0, **types: str) -> ModelProto:
 LARGE = STREAM.replace("MatMul(x,w)", "MatMul(x,v)")
 
 
-def test_a_model_without_overflow_is_the_same_to_the_byte() -> None:
+def test_a_model_without_overflow_is_identical_to_the_byte() -> None:
     model = _model()
     auto, none = (amp_rewrite.convert(model, data=FEED, shift=how) for how in ("auto", "none"))
     entries = list(none.model.metadata_props)
@@ -84,7 +84,7 @@ def test_a_model_without_overflow_is_the_same_to_the_byte() -> None:
     assert not [f for f in auto.report.findings if "shift" in f.kind]
 
 
-def test_a_region_takes_the_smallest_exponent_or_the_one_asked_for() -> None:
+def test_a_region_takes_the_smallest_exponent_or_the_requested_one() -> None:
     model = _model(LARGE, 1e5)
     largest = calibrate(model, FEED).values["h"].absmax
     found = {how: _exponent(amp_rewrite.convert(model, data=FEED, shift=how)) for how in ("auto", 9)}
@@ -101,7 +101,7 @@ def test_an_exponent_needs_data() -> None:
         amp_rewrite.convert(_model(), shift=4)
 
 
-def test_a_value_of_too_much_range_stays_float32_and_is_named() -> None:
+def test_a_value_with_too_wide_a_range_stays_float32_and_is_named() -> None:
     converted = amp_rewrite.convert(_model(LARGE, 1e15), data=FEED)
     named = [f for f in converted.report.findings if f.kind == "not_shifted"]
     assert named and "too much range" in named[0].message
@@ -121,7 +121,7 @@ def test_a_model_in_training_mode_is_not_shifted() -> None:
     assert not any("shifted" in node.output[0] for node in converted.model.graph.node)
 
 
-def test_an_embedding_that_is_also_the_head_is_stored_once() -> None:
+def test_an_embedding_tied_to_the_head_is_stored_once() -> None:
     rng = np.random.default_rng(2)
     table = rng.standard_normal((1024, 8)).astype(np.float32)
     constants = {"e": table, "v": WEIGHTS * np.float32(2e4), "g": np.ones(8, np.float32)}
@@ -160,7 +160,7 @@ def _embedded(text: str, largest: float) -> ModelProto:
     return cases.build(text, ["y"], shapes=shapes, types=types, constants=constants)
 
 
-def test_a_shift_that_only_saves_casts_is_made() -> None:
+def test_a_shift_is_applied_even_if_it_only_saves_casts() -> None:
     model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
     made = {
         (fuse, how): amp_rewrite.convert(model, data=TOKENS, shift=how, fuse=fuse).report.totals
@@ -173,7 +173,7 @@ def test_a_shift_that_only_saves_casts_is_made() -> None:
     assert casts["auto", "auto"] == casts["auto", "none"] == 4  # a norm that adds first stays float32
 
 
-def test_a_shift_that_gains_nothing_is_undone_and_named() -> None:
+def test_a_useless_shift_is_undone_and_named() -> None:
     model = _embedded(f"{OUTLIERS};y=MatMul(n,w)", 12288)  # a Mul for a Cast
     model.graph.output.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, (4, 8)))
     converted = amp_rewrite.convert(model, data=TOKENS)
@@ -195,7 +195,7 @@ def test_explain_says_which_ops_are_shifted_and_why() -> None:
     assert "shifted" not in amp_rewrite.explain(converted, unmoved).text()
 
 
-def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_does() -> None:
+def test_a_scaled_range_overflows_exactly_if_its_largest_number_does() -> None:
     known = Range(count=100, absmax=2.0**17, absmin=1.0, overflow=3, flushed=2, subnormal=20)
     assert _scaled(known, 1).overflow == 3
     small = _scaled(known, 3)
@@ -208,7 +208,7 @@ HELD = {"cached_decoder": {"constant_range"}, "detector": {"folded"}}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_large_numbers_is_low_and_near_and_no_bit_changes_in_float32(name: str) -> None:
+def test_a_model_of_large_numbers_is_low_accurate_and_exact_in_float32(name: str) -> None:
     model, feeds = MODELS[name]()
     ranges = amp_rewrite.calibrate(model, feeds)
     assert max(known.absmax for known in ranges.values.values()) > 65504

@@ -21,7 +21,7 @@ NET = onnx.parser.parse_model(
 X = np.full((2, 8), 1e5, np.float32)  # the product is beyond float16
 
 
-def test_a_conversion_on_data_keeps_what_does_not_fit(tmp_path: Path) -> None:
+def test_a_conversion_with_data_keeps_overflowing_ops_in_float32(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=X)
     assert [row.dtype for row in convert(NET).report.rows] == ["float16"]
     guarded = convert(NET, data=X, shift="none")
@@ -46,7 +46,7 @@ RUNS: dict[str, Callable[[Data], object]] = {
 
 
 @pytest.mark.parametrize("function", RUNS)
-def test_generators_tuples_and_functions_are_data_everywhere(function: str) -> None:
+def test_generators_tuples_and_functions_are_accepted_everywhere(function: str) -> None:
     for data in ((X + i for i in range(2)), [(X,), (X, X)], lambda: iter([{"x": X}, X]), [X, {"x": X.tolist()}]):
         assert RUNS[function](data) == 2
 
@@ -67,7 +67,7 @@ def converted() -> amp_rewrite.Converted:
 
 
 @pytest.mark.parametrize("form", ["result", "report", "file"])
-def test_a_conversion_that_is_done_is_explained_as_it_is(
+def test_a_finished_conversion_is_explained_from_its_result(
     form: str, converted: amp_rewrite.Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def convert(*_: object, **__: object) -> None:
@@ -84,7 +84,7 @@ def test_a_conversion_that_is_done_is_explained_as_it_is(
         amp_rewrite.explain(source, "soft", level="lower-all")
 
 
-def test_a_model_is_converted_with_the_options() -> None:
+def test_a_model_is_converted_with_the_given_options() -> None:
     model = onnx.parser.parse_model(TEXT)
     for keep, dtype in (([], "float16"), (["product"], "float32")):
         assert amp_rewrite.explain(model, "product", keep=keep).chains[0].rows[0].dtype == dtype
@@ -104,14 +104,14 @@ def saved(path: Path) -> Path:
     return path
 
 
-def test_it_says_the_same_once_the_source_is_overwritten(tmp_path: Path) -> None:
+def test_the_explanation_survives_overwriting_the_source(tmp_path: Path) -> None:
     expected = convert(saved(tmp_path / "net.onnx")).report
     converted = convert(tmp_path / "net.onnx")
     converted.save(tmp_path / "net.onnx", overwrite=True)
     assert converted.report == expected
 
 
-def test_it_is_made_once() -> None:
+def test_the_explanation_is_computed_once() -> None:
     converted = convert(NET)
     assert "report" not in vars(converted)
     assert converted.report is converted.report

@@ -26,13 +26,13 @@ def test_max_pool_of_opset_22_moves_to_an_opset_with_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert_dynamo23", "llama_dynamo23"])
-def test_attention_is_opened_into_the_ops_of_its_function(name: str) -> None:
+def test_attention_is_expanded_into_its_function(name: str) -> None:
     converted = convert(TESTS / "models" / f"{name}.onnx", target="webgpu")
     assert "Attention" not in kinds(converted.model)
     assert ("inlined", "Attention") in {(finding.kind, finding.subject) for finding in converted.report.findings}
 
 
-def test_a_converted_model_says_its_target_and_is_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_converted_model_records_its_target_and_runs_accordingly(monkeypatch: pytest.MonkeyPatch) -> None:
     converted = convert(TESTS / "models" / "cnn_ts13.onnx", target="webgpu", lower=["op=Conv"])
     assert target_of(converted.result) == Target.WEBGPU
     assert target_of(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
@@ -44,7 +44,7 @@ def test_a_converted_model_says_its_target_and_is_run_by_it(monkeypatch: pytest.
     assert Device().way(converted.result)[1]
 
 
-def test_without_a_device_verify_emulates_as_on_cuda_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_verify_emulates_like_cuda_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: False)
     head = '<ir_version: 8, opset_import: ["": 18]>'
     text = f"{head} g (float[2,2000] x, float[2000,2] w) => (float[2,2] y) {{ y = MatMul (x, w) }}"

@@ -79,7 +79,7 @@ command("convert", first, "-o", out / "unchecked.onnx")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the calls that are blocked are those of POSIX")
-def test_converting_starts_no_thread_and_no_process_and_needs_no_onnxruntime(tmp_path: Path) -> None:
+def test_converting_needs_no_thread_process_or_onnxruntime(tmp_path: Path) -> None:
     models = [str(TESTS / "models" / f"{name}.onnx") for name in MODELS]
     trained = ROOT / "examples" / "models" / "digits_cnn.onnx"
     there, here = tmp_path / "there", tmp_path / "here"
@@ -116,7 +116,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("feature", RUNS)
-def test_a_feature_that_runs_models_names_itself_and_what_is_missing(
+def test_a_feature_that_runs_models_names_itself_and_the_missing_package(
     feature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything else: the models and data that these calls name do not exist."""

@@ -67,7 +67,7 @@ def test_each_change_of_type_has_its_kind(before: str, after: str, kind: str) ->
     assert delta.changes == (Change(kind, "Relu_0", "Relu", before=before, after=after),)
 
 
-def test_a_change_of_one_type_variable_is_found_though_the_op_s_own_type_stays() -> None:
+def test_a_change_of_one_type_variable_is_found_even_if_the_ops_type_stays() -> None:
     def norm(scale: str) -> Report:
         return report(Row("n", "LayerNormalization", "float16", variables={"T": "float16", "U": scale}))
 
@@ -75,7 +75,7 @@ def test_a_change_of_one_type_variable_is_found_though_the_op_s_own_type_stays()
     assert (change.kind, change.variable, change.types) == ("lowered", "U", "float32 → float16")
 
 
-def test_casts_are_counted_by_what_they_cast_and_are_no_ops_of_their_own() -> None:
+def test_casts_are_counted_by_the_value_and_not_as_ops() -> None:
     ops = chain("MatMul", "Exp").rows
     old, new = (CastRow(name, "float16", "float32", after=0, readers=1) for name in "ab")
     one, folded = report(*ops, casts=[old]), report(*ops, casts=[old._replace(origin="folded")])
@@ -90,7 +90,7 @@ def test_casts_are_counted_by_what_they_cast_and_are_no_ops_of_their_own() -> No
     only(diff(report(), report(mask)), added=1)
 
 
-def test_settings_are_told_but_are_no_difference() -> None:
+def test_changed_settings_are_reported_but_are_not_a_difference() -> None:
     usual = {"level": "default", "safety": "default"}
     a = report(to="float16", settings={"target": "onnx", **usual})
     b = report(Row("r", "Relu", "float32"), to="float16", settings={"target": "ort-cuda", **usual})
@@ -102,7 +102,7 @@ def test_settings_are_told_but_are_no_difference() -> None:
 # -- which op is which -------------------------------------------------------------------------------
 
 
-def test_renamed_ops_are_recognized_by_their_place_also_in_a_long_chain() -> None:
+def test_renamed_ops_are_recognized_by_position_even_in_a_long_chain() -> None:
     only(diff(chain("MatMul", "Relu", "MatMul", "Exp"), chain("MatMul", "Relu", "MatMul", "Exp", prefix="x")))
     kinds = ["MatMul", "Add", "Relu", "Softmax", "Mul"] * 350
     new = [kind for i, kind in enumerate(kinds) if i % 997]
@@ -117,7 +117,7 @@ def test_numbered_names_that_shift_by_inserted_ops_do_not_mislead(named: bool) -
     assert [(c.kind, c.name) for c in delta.changes] == [("added", "Tanh_12"), ("added", "Tanh_13")]
 
 
-def test_names_decide_between_branches_of_one_shape() -> None:
+def test_names_distinguish_branches_of_the_same_shape() -> None:
     def branches(**dtypes: str) -> Report:
         stem = Row("stem", "MatMul", "float16")
         heads = (Row(name, "MatMul", dtype, reads=(0,)) for name, dtype in dtypes.items())
@@ -141,7 +141,7 @@ def test_two_kinds_of_evidence_outweigh_the_third(twin_reads: tuple[int, ...], a
     assert [(c.kind, c.name) for c in diff(a, b).changes] == [("added", name) for name in added]
 
 
-def test_operands_are_told_apart_by_position_and_ops_below_others_by_their_names() -> None:
+def test_operands_are_matched_by_position_and_ops_after_others_by_name() -> None:
     def difference(*dtypes: str, reads: tuple[int, int]) -> Report:
         sources = (Row(f"Relu_{i}", "Relu", dtype, named=False) for i, dtype in enumerate(dtypes))
         return report(*sources, Row("Sub_2", "Sub", "float16", named=False, reads=reads))
@@ -157,7 +157,7 @@ def test_operands_are_told_apart_by_position_and_ops_below_others_by_their_names
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_a_conversion_s_report_and_the_inventory_of_what_it_made_do_not_differ(path: Path) -> None:
+def test_a_report_and_the_inventory_of_its_result_do_not_differ(path: Path) -> None:
     converted = convert(path)
     delta = diff(converted.report, inventory(converted.model))
     views = 2 * len(converted.plan.parted)  # the Reshapes around a Transpose, which the report tells as a finding
@@ -178,12 +178,12 @@ def kept() -> Delta:
     ("form", "file"),
     [("text", "diff.summary.txt"), ("json", "diff.json"), ("markdown", "diff.md"), ("github", "diff.github")],
 )
-def test_the_forms_of_a_diff(form: str, file: str) -> None:
+def test_the_formats_of_a_diff(form: str, file: str) -> None:
     assert kept().to(form, ["raised"]) == (GOLDEN / file).read_text("utf-8")
     assert kept().text(verbose=True) == (GOLDEN / "diff.txt").read_text("utf-8")
 
 
-def test_only_the_kinds_named_fail_and_float32_means_raised_or_added_in_it() -> None:
+def test_only_the_named_kinds_fail_and_float32_means_raised_or_added() -> None:
     assert (kept().fails(), kept().fails(["raised"]), kept().fails(["casts", "added"])) == (True, True, True)
     assert (kept().fails(["lowered"]), kept().fails(["added", "removed", "retyped"])) == (False, False)
     with pytest.raises(PolicyError, match="unknown kind of difference 'rised'; did you mean 'raised'"):
@@ -196,7 +196,7 @@ def test_only_the_kinds_named_fail_and_float32_means_raised_or_added_in_it() -> 
     assert [line.partition(" ")[0] for line in marks] == ["::error", "::warning"]
 
 
-def test_annotations_are_errors_where_the_check_fails_and_ten_of_each_at_most() -> None:
+def test_annotations_are_errors_if_the_check_fails_and_at_most_ten_of_each() -> None:
     many = Delta("a", "b", tuple(Change("raised", f"n{i}", "Relu") for i in range(30)))
     assert many.github().count("::warning") == 10
     assert many.github(["raised"]).splitlines()[-1] == "::error::and 21 more"
@@ -205,7 +205,7 @@ def test_annotations_are_errors_where_the_check_fails_and_ten_of_each_at_most() 
     assert Delta("a", "b").github() == "::notice::no difference\n"
 
 
-def test_a_comment_with_names_of_any_length_fits_and_says_what_is_left_out() -> None:
+def test_a_comment_with_long_names_fits_and_counts_the_omitted() -> None:
     name = "näme|`" * 50_000
     many = Delta(
         "a", "b", tuple(Change("raised", f"{i}{name}", "Relu", before="float16", after="float32") for i in range(500))
@@ -216,7 +216,7 @@ def test_a_comment_with_names_of_any_length_fits_and_says_what_is_left_out() -> 
     assert len(rows) > 20 and f"… and {500 - len(rows)} more." in text
 
 
-def test_the_documentation_shows_what_is_printed() -> None:
+def test_the_documentation_shows_the_printed_text() -> None:
     page = (GOLDEN.parents[1] / "docs" / "reference" / "report.md").read_text("utf-8")
     for name in ("report.txt", "explain.txt", "diff.txt", "diff.summary.txt"):
         assert f"```\n{(GOLDEN / name).read_text('utf-8')}```\n" in page
@@ -242,7 +242,7 @@ def test_types_of_each_input_and_output_are_compared() -> None:
     assert not diff(*standard).differs
 
 
-def test_attributes_are_a_kind_of_their_own_and_one_left_out_is_its_default() -> None:
+def test_attributes_are_a_separate_kind_and_an_omitted_one_is_its_default() -> None:
     def op(dtype: str = "float32", **attributes: str) -> Report:
         return report(Row("n", "LayerNormalization", dtype, attributes=attributes))
 
@@ -289,7 +289,7 @@ def test_copies_dead_ops_and_renamed_constants_do_not_count() -> None:
     only(diff(one, report(*ops)), casts=1)
 
 
-def test_names_of_constants_decide_between_alike_branches_that_changed_places() -> None:
+def test_names_of_constants_identify_similar_branches_that_swapped_places() -> None:
     def branches(*weights: tuple[str, str]) -> Report:
         rows = (Row(f"MatMul_{i}", "MatMul", t, named=False, constants=w) for i, (w, t) in enumerate(weights))
         return report(*rows, Row("Add_2", "Add", "float32", named=False, reads=(0, 1)))
@@ -299,7 +299,7 @@ def test_names_of_constants_decide_between_alike_branches_that_changed_places() 
     assert not diff(one, branches(("bbbb", "float32"), ("aaaa", "float16"))).differs
 
 
-def test_two_unrelated_models_are_said_to_be_that_and_functions_are_seen_into() -> None:
+def test_unrelated_models_are_called_that_and_functions_are_compared_inside() -> None:
     cnn, bert = (inventory(onnx.load(TESTS / "models" / f"{name}.onnx")) for name in ("cnn_ts13", "bert_ts13"))
     delta = diff(cnn, bert)
     assert (delta.unrelated, delta.fails(), delta.text().count("\n")) == (True, True, 1)
@@ -313,7 +313,7 @@ def test_two_unrelated_models_are_said_to_be_that_and_functions_are_seen_into() 
     assert [row.op for row in inventory(model).rows] == ["Exp"]
 
 
-def test_ops_of_inputs_in_another_order_match_by_the_inputs_names() -> None:
+def test_ops_of_reordered_inputs_match_by_the_inputs_names() -> None:
     """No op has a name, and all are of one kind."""
     body = "a = Neg (p) b = Neg (q) c = Neg (r) y = Sum (a, b, c)"
     one, other = (

@@ -57,7 +57,7 @@ def test_a_module_is_read_from_the_metadata_of_an_exporter(scopes: str, module: 
     assert module_of(node) == module
 
 
-def test_scopes_come_from_names_bodies_and_inputs_and_give_way_or_are_split() -> None:
+def test_scopes_follow_names_bodies_and_inputs_and_merge_or_split() -> None:
     rows = (
         Row("copy_of_a_weight", "Identity", "float32"),
         Row("/a/b/MatMul", "MatMul", "float32", reads=(0,)),
@@ -79,7 +79,7 @@ def layers(paths: list[tuple[str, ...]], edges: list[tuple[int, int]]) -> list[i
     return places[::2]
 
 
-def test_layers_follow_what_is_read_also_between_scopes_that_read_each_other() -> None:
+def test_layers_follow_the_data_flow_even_between_mutually_dependent_scopes() -> None:
     assert layers([()] * 4, [(0, 1), (1, 2), (3, 2)])[:4] == [0, 1, 2, 1]
     assert sorted(layers([("a",), ("b",), ("a",), ("b",)], [(0, 1), (1, 2), (2, 3)])[-2:]) == [0, 1]
 
@@ -92,7 +92,7 @@ def drawn(result: Result) -> Any:
 @pytest.mark.parametrize(
     "name", [BERT, *(name for name in EXPORTED if "dynamo21" in name or "t5" in name), *TEXT_MODELS]
 )
-def test_a_page_counts_what_the_report_counts(name: str) -> None:
+def test_the_counts_on_a_page_match_the_report(name: str) -> None:
     converted = convert(text_model(name) if name in TEXT_MODELS else exported(name))
     report, graph = converted.report, drawn(converted)
     assert graph["rows"] == len(report.rows)
@@ -107,7 +107,7 @@ def test_a_page_counts_what_the_report_counts(name: str) -> None:
     assert graph == json.loads(json.dumps(graph))
 
 
-def test_names_are_whole_and_every_drawn_vertex_has_a_place_of_its_own() -> None:
+def test_names_are_whole_and_vertices_do_not_overlap() -> None:
     report = convert(exported(BERT)).report
     data = graph(report).data
     ops, words = data["ops"], data["words"]
@@ -124,7 +124,7 @@ def test_names_are_whole_and_every_drawn_vertex_has_a_place_of_its_own() -> None
     assert hidden == {"Constant", "Identity"}
 
 
-def test_a_page_of_a_report_in_a_file_lacks_what_the_model_tells() -> None:
+def test_a_page_of_a_stored_report_lacks_details_of_the_model() -> None:
     converted = convert(exported(BERT))
     whole, alone = drawn(converted), drawn(converted.report)
     assert converted.report.totals.flops == sum(whole["flops"])
@@ -134,7 +134,7 @@ def test_a_page_of_a_report_in_a_file_lacks_what_the_model_tells() -> None:
     assert drawn(read) == alone
 
 
-def test_findings_are_cards_with_what_to_do_and_a_fill_that_only_selects_is_a_fact() -> None:
+def test_findings_are_cards_with_a_remedy_and_a_selecting_fill_is_a_fact() -> None:
     large = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1e6)})
     (card,) = convert(large, safety="none").figures()[0].drawing.iterfind("div/article[@class='card finding warning']")
     text = "".join(card.itertext())
@@ -145,7 +145,7 @@ def test_findings_are_cards_with_what_to_do_and_a_fill_that_only_selects_is_a_fa
     assert "It means: harmless: it only selects" in card
 
 
-def test_the_verdict_and_what_to_do_come_first_and_flops_state_their_shapes() -> None:
+def test_the_verdict_and_the_remedy_come_first_and_flops_state_their_shapes() -> None:
     report, view = convert(exported(BERT)).report, report_and_view(exported(BERT))[1]
     summary, graph_of_ops = report_figures(report, view)
     text = "".join(summary.drawing.itertext())
@@ -156,7 +156,7 @@ def test_the_verdict_and_what_to_do_come_first_and_flops_state_their_shapes() ->
     assert "free dimensions as 128" in text and "next: amp-rewrite a/b.onnx" in text
 
 
-def test_groups_are_named_after_modules_or_the_ends_of_what_they_hold() -> None:
+def test_groups_are_named_after_modules_or_their_first_and_last_op() -> None:
     model = text_model("tied_weights")
     for node in model.graph.node:
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'part', 'part.{node.op_type}', 'x']")
@@ -179,7 +179,7 @@ def chain(*kinds: str, scope: str = "/net/layer.{}/") -> Report:
     return replace(report_of_rows(*rows), inputs=ports[0], outputs=ports[1])
 
 
-def test_changes_stand_at_their_ops_with_their_types_and_those_of_removed_ops_in_the_table_alone() -> None:
+def test_changes_are_drawn_at_their_ops_and_removed_ops_listed_in_the_table() -> None:
     before, after = chain("Conv", "Relu", "Add", "Tanh"), chain("Conv", "Relu", "Exp", "Tanh")
     rows = list(after.rows)
     rows[1] = rows[1]._replace(dtype="float16", variables={"T": "float16"}, outputs=("float16",))
@@ -196,7 +196,7 @@ def test_changes_stand_at_their_ops_with_their_types_and_those_of_removed_ops_in
     assert links == ["1", "2"]
 
 
-def test_a_cast_stands_on_the_edges_to_those_that_read_through_it() -> None:
+def test_a_cast_is_drawn_on_the_edges_to_its_readers() -> None:
     x = FIRST_INPUT
     rows = (
         Row("p", "MatMul", "float16", inputs=("float16",), outputs=("float16",), reads=(x,)),
@@ -278,7 +278,7 @@ def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Criterion) -> No
 MANY = 20_000
 
 
-def test_many_ranges_leave_the_tightest_and_the_fill_of_a_mask_raises_no_alarm() -> None:
+def test_of_many_ranges_the_tightest_are_drawn_and_a_masks_fill_is_no_warning() -> None:
     values = {f"v{i}": Fit(9, 0, 2.0 + i % 7, 0.5 / (1 + i % 5)) for i in range(MANY)} | {"big": Fit(9, 0, 7e4, 1.0, 3)}
     figure = ranges_figure(values, DType.FLOAT16, "1 batch")
     checked(figure)
@@ -289,7 +289,7 @@ def test_many_ranges_leave_the_tightest_and_the_fill_of_a_mask_raises_no_alarm()
     assert 'class="span high"' not in written(figure.drawing)
 
 
-def test_many_outputs_leave_the_worst_and_caveats_stand_below() -> None:
+def test_of_many_outputs_the_worst_are_drawn_with_caveats_below() -> None:
     scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
     figure = outputs(scores, 0.009, "failed")
     checked(figure)
@@ -333,12 +333,12 @@ EVIL = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800\n"
     [(1e-4, 0.0), (1e-2, 0.5), (1.0, 1.0), (1e-9, 0.0), (50.0, 1.0), (0.0, 0.0), (-1.0, 0.0), (math.inf, 1.0),
      (math.nan, 1.0)],
 )  # fmt: skip
-def test_a_logarithmic_axis_places_powers_evenly_and_others_at_its_ends(number: float, place: float) -> None:
+def test_a_logarithmic_axis_spaces_powers_evenly_and_clamps_others(number: float, place: float) -> None:
     assert LOG.at(number) == pytest.approx(place)
 
 
 @given(st.lists(ANY, max_size=5), ANY, ANY)
-def test_a_larger_number_never_stands_lower(shown: list[float], a: float, b: float) -> None:
+def test_a_larger_number_is_never_drawn_lower(shown: list[float], a: float, b: float) -> None:
     axis = Axis.of("x", shown)
     low, high = sorted(number for number in (a, b) if not math.isnan(number)) if not math.isnan(a + b) else (a, a)
     assert 0.0 <= axis.at(low) <= axis.at(high) <= 1.0

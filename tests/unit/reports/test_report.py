@@ -75,7 +75,7 @@ def golden() -> Report:
     return Report.from_json((GOLDEN / "report.json").read_bytes(), "report.json")
 
 
-def test_a_row_of_a_conversion_has_a_rule_and_one_of_an_inventory_its_type() -> None:
+def test_a_conversions_row_has_a_rule_and_an_inventorys_row_a_type() -> None:
     report = inventory(model(SCORER, w=(16, 16), v=(16, 4)), name="/some/where/scorer.onnx")
     assert {row.dtype for row in report.rows} == {"float32", "int64"}
     assert (report.inventory, report.model.name, report.rows[0].rule) == (True, "scorer.onnx", None)
@@ -86,7 +86,7 @@ def test_a_row_of_a_conversion_has_a_rule_and_one_of_an_inventory_its_type() -> 
     assert act.source.startswith("float16.yaml:")
 
 
-def test_a_weight_that_keeps_a_float32_copy_takes_more_room_than_before() -> None:
+def test_a_weight_with_a_float32_copy_takes_more_space_than_before() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float[2, 8] x) => (float[2, 2] y, float[8, 2] z) <float[8, 2] w> {
         y = MatMul (x, w)
@@ -129,7 +129,7 @@ def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None
     assert report.totals == replace(counted, **work)
 
 
-def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() -> None:
+def test_ops_in_bodies_have_a_path_and_their_owner_reads_the_bodys_outputs() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (bool c, float[4] x) => (float[4] y) {
         [pick] y = If (c) <
@@ -179,7 +179,7 @@ FLOAT, INT8 = make_tensor_type_proto(1, None), make_tensor_type_proto(3, None)
         ),
     ],
 )
-def test_attributes_count_unless_they_place_state_a_type_or_are_the_default(node: str, counted: dict[str, str]) -> None:
+def test_attributes_count_except_positions_types_and_defaults(node: str, counted: dict[str, str]) -> None:
     op = View.of(Model.load(onnx.parser.parse_model(f"{ATTRIBUTED} g (float[2,4] x) => (y) {{ {node} }}"))).ops[-1]
     assert counting(op.domain, op.signature, op.node.attribute) == counted
 
@@ -202,7 +202,7 @@ def test_types_are_spelled_in_full(proto: TypeProto, spelled: str) -> None:
     assert counting("own", None, node.attribute) == {"a": spelled}
 
 
-def test_a_sparse_tensor_counts_and_graphs_by_their_rows() -> None:
+def test_sparse_tensors_and_graphs_in_attributes_count() -> None:
     sparse = make_sparse_tensor(make_tensor("v", 1, [1], [2.0]), make_tensor("i", 7, [1], [0]), [3])
     node = make_node(
         "F",
@@ -215,7 +215,7 @@ def test_a_sparse_tensor_counts_and_graphs_by_their_rows() -> None:
     assert counting("own", None, node.attribute) == {"a": "sparse_tensor"}
 
 
-def test_json_comes_back_equal_and_byte_for_byte() -> None:
+def test_json_round_trips_equal_and_byte_for_byte() -> None:
     text = (GOLDEN / "report.json").read_text("utf-8")
     report = Report.from_json(text, "report.json")
     assert (report.to_json(), Report.from_json(report.to_json(), "again")) == (text, report)
@@ -287,7 +287,7 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_report_is_refused_and_the_field_named(case: str) -> None:
+def test_a_malformed_report_is_refused_by_field(case: str) -> None:
     text, fact = MALFORMED[case]
     with pytest.raises(ReportError) as caught:
         Report.from_json(text, "a.json")
@@ -295,13 +295,13 @@ def test_a_malformed_report_is_refused_and_the_field_named(case: str) -> None:
     assert fact in str(caught.value)
 
 
-def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oversized_report_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_rewrite.reports.report.MAX_CHARACTERS", 10)
     with pytest.raises(ReportError, match="larger than"):
         Report.from_json("[0, 0, 0, 0]", "a.json")
 
 
-def test_the_json_schema_names_the_fields_that_reports_have_and_describes_them() -> None:
+def test_the_json_schema_names_and_describes_the_fields_of_reports() -> None:
     classes = {"model": Header, "totals": Totals, "row": Row, "cast": CastRow, "bake": BakeRow, "finding": Finding}
     classes |= {"port": PortRow, "shift": ShiftRow}
     for name, cls in classes.items():
@@ -335,7 +335,7 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
     assert golden().text(verbose=verbose) == (GOLDEN / file).read_text("utf-8")
 
 
-def test_a_summary_fits_one_screen_and_has_each_kind_of_finding_once() -> None:
+def test_a_summary_fits_one_screen_with_one_finding_of_each_kind() -> None:
     many = [Finding("saturated", f"w{i}", "too large") for i in range(300)]
     many += [Finding("fused", "a", "two ops"), Finding("saturated", "m", "beyond · harmless: it only selects")]
     report = replace(golden(), findings=tuple(many))
@@ -353,7 +353,7 @@ def test_a_summary_fits_one_screen_and_has_each_kind_of_finding_once() -> None:
     assert any("-v shows all" in line for line in lines)
 
 
-def test_names_break_out_of_no_cell_annotation_or_terminal() -> None:
+def test_names_cannot_break_out_of_a_cell_annotation_or_terminal() -> None:
     evil = replace(golden(), rows=tuple(row._replace(name="\x1b[2J" + row.name) for row in golden().rows))
     assert "\x1b" not in evil.text(verbose=True) + str(explained(evil, ["#0"]))
     assert markdown_table(("a",), [("x|`y`",)])[2] == "| `` x\\|`y` `` |"
@@ -363,7 +363,7 @@ def test_names_break_out_of_no_cell_annotation_or_terminal() -> None:
     assert hostile == "::error title=\\u0023#[group]::\\u0023#vso[task.x]"
 
 
-def test_texts_are_plain_sizes_have_units_and_shares_are_all_only_if_all() -> None:
+def test_texts_are_plain_sizes_have_units_and_only_a_whole_share_is_100_percent() -> None:
     texts = {"a b": "a b", "a\nb": "a\\nb", "\x1b[1m": "\\x1b[1m", "\u202e": "\\u202e", "é": "é"}
     assert [plain(text) for text in texts] == [*texts.values()]
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 2 * 10**9, 3 * 10**12)] == [
@@ -372,7 +372,7 @@ def test_texts_are_plain_sizes_have_units_and_shares_are_all_only_if_all() -> No
     assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0 %", "1 %", "99 %", "100 %"]
 
 
-def test_explain_walks_to_the_root_and_ends_even_in_a_circle() -> None:
+def test_explain_follows_reasons_to_the_root_even_in_a_circle() -> None:
     assert str(explained(golden(), ["shift"])) == (GOLDEN / "explain.txt").read_text("utf-8")
     rows = (
         Row("a", "Mul", "float32", rule="cluster", because="b", because_row=1),
@@ -382,7 +382,7 @@ def test_explain_walks_to_the_root_and_ends_even_in_a_circle() -> None:
     assert str(explained(looped, ["a"])).count("because b (Add)") == 1
 
 
-def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
+def test_explain_states_the_types_of_an_inventory_and_of_each_type_variable() -> None:
     view = View.of(Model(model(SCORER, w=(16, 16), v=(16, 4))))
     plain_model = report_of(view)
     undecided = "encoder (MatMul) is float32 in the model; its new type is not decided yet\n"
@@ -408,12 +408,12 @@ def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:
     assert str(explained(report, ["#0"])).startswith("one/a (Relu)")
 
 
-def test_a_page_has_every_rule_in_the_words_of_explain() -> None:
+def test_a_page_has_every_rule_in_the_wording_of_explain() -> None:
     pages = {reason: (ROOT / reason.docs.partition("#")[0]).read_text("utf-8") for reason in REASONS.values()}
     assert [reason.name for reason, page in pages.items() if reason.words not in page] == []
 
 
-def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> None:
+def test_findings_name_the_ops_kept_float32_by_opset_and_kernels() -> None:
     def found(text: str, **options: Any) -> set[tuple[str, str]]:
         report = convert(model(f'<ir_version: 8, opset_import: ["": 21, "my": 1]> g {text}'), **options).report
         return {(f.kind, f.subject) for f in report.findings}
@@ -426,7 +426,7 @@ def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> 
     assert ("kernel_gate", "Hardmax") not in found(hardmax, target="onnx")
 
 
-def test_what_is_float16_in_the_model_is_said_to_be_so_and_its_casts_did_not_stay_float32() -> None:
+def test_float16_ops_of_the_source_are_reported_and_are_not_left_float32() -> None:
     half = model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float16[8, 8] x) => (float[8, 8] y)'
         " { a = MatMul (x, x)  y = Cast <to = 1> (a) }"
@@ -488,7 +488,7 @@ def report() -> Report:
         ("weights[float32] <= 1 kB", True, "900 B"),
     ],
 )
-def test_an_expectation_is_met_or_not_and_says_the_numbers(text: str, met: bool, fact: str) -> None:
+def test_an_expectation_passes_or_fails_with_the_numbers(text: str, met: bool, fact: str) -> None:
     outcome = Expectation.parse(text).outcome(report())
     assert (outcome.met, outcome.fact) == (met, fact)
 
@@ -507,7 +507,7 @@ def test_an_expectation_is_met_or_not_and_says_the_numbers(text: str, met: bool,
         ("casts <= 4%", "casts cannot be compared with <= '4%'"),
     ],
 )
-def test_a_text_that_is_no_expectation_is_refused_with_a_way_out(text: str, fact: str) -> None:
+def test_a_malformed_expectation_is_refused_with_a_remedy(text: str, fact: str) -> None:
     with pytest.raises(PolicyError) as caught:
         Expectation.parse(text)
     assert f"expectation {text!r}" in str(caught.value)

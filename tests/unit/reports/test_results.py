@@ -79,7 +79,7 @@ KINDS = ("Converted", "Report", "Verdict", "Located", "Ranges", "Delta", "Repair
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_repr_is_one_short_line_and_a_str_is_the_text(kind: str) -> None:
+def test_repr_is_one_short_line_and_str_is_the_text(kind: str) -> None:
     result = results("first")[kind]
     assert repr(result).startswith(f"<{kind} ") and repr(result).endswith(">")
     assert repr(result).isprintable() and len(repr(result)) < 200
@@ -87,7 +87,7 @@ def test_a_repr_is_one_short_line_and_a_str_is_the_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_html_holds_the_text_and_hostile_names_stay_text(kind: str) -> None:
+def test_html_contains_the_text_and_escapes_hostile_names(kind: str) -> None:
     result = results(EVIL)[kind]
     html = result._repr_html_()
     assert html.removeprefix("<pre>").removesuffix("</pre>") == escape(
@@ -104,7 +104,7 @@ def test_a_repair_has_model_report_and_save(tmp_path: Path) -> None:
     assert Model.load(tmp_path / "out.onnx").to_proto() == repaired.model
 
 
-def test_diff_takes_paths_models_results_and_reports(tmp_path: Path) -> None:
+def test_diff_accepts_paths_models_results_and_reports(tmp_path: Path) -> None:
     model, converted = net(), convert(net())
     onnx.save(model, tmp_path / "a.onnx")
     converted.save(tmp_path / "b.onnx")
@@ -146,7 +146,7 @@ def test_rows_are_found_by_name_type_and_pattern() -> None:
         assert str(error.value) == message
 
 
-def test_explain_is_a_function_of_models_results_and_reports(tmp_path: Path) -> None:
+def test_explain_accepts_models_results_and_reports(tmp_path: Path) -> None:
     converted = convert(net())
     onnx.save(net(), tmp_path / "net.onnx")
     (tmp_path / "r.json").write_text(converted.report.to_json(), "utf-8")
@@ -160,7 +160,7 @@ def test_explain_is_a_function_of_models_results_and_reports(tmp_path: Path) -> 
         explain(converted)
 
 
-def test_explain_takes_types_inputs_outputs_and_several_names() -> None:
+def test_explain_accepts_types_inputs_outputs_and_several_names() -> None:
     converted = convert(net())
     alike = explain(converted, "Softmax").text()
     assert alike.startswith("soft (Softmax) is float32: ")
@@ -182,7 +182,7 @@ def test_explain_takes_types_inputs_outputs_and_several_names() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
-def test_results_are_copied_and_pickled(kind: str, copied: Callable[[Result], Result]) -> None:
+def test_results_can_be_copied_and_pickled(kind: str, copied: Callable[[Result], Result]) -> None:
     result = results("first")[kind]
     twin = copied(result)
     assert (twin.text(), twin.to_json()) == (result.text(), result.to_json())

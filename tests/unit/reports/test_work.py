@@ -63,11 +63,11 @@ GQA = f"com.microsoft.GroupQueryAttention <num_heads = {H}, kv_num_heads = 2>"
         ("y = Relu (i0)", ["2,3"], 0),
     ],
 )
-def test_an_op_counts_two_operations_for_each_product_that_it_sums(node: str, inputs: list[str], count: int) -> None:
+def test_an_op_counts_two_operations_per_product_in_its_sums(node: str, inputs: list[str], count: int) -> None:
     assert counted(node, *inputs) == count
 
 
-def test_whatever_is_counted_is_on_the_allow_list() -> None:
+def test_every_counted_op_is_on_the_allow_list() -> None:
     """A misspelled name in the table would count nothing, and be missed by nobody."""
     allowed = {entry.name for entry in Request.of().op_lists if entry.color is Color.ALLOW}
     assert set(_COUNTS) <= allowed

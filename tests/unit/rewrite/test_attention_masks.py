@@ -83,7 +83,7 @@ def test_scores_are_selected_and_no_bit_of_a_float32_result_changes(name: str) -
 
 
 @pytest.mark.parametrize("name", [name for name in SELECTED if "Log" not in name])
-def test_in_float16_a_row_that_is_masked_throughout_is_as_even_as_in_float32(name: str) -> None:
+def test_in_float16_a_fully_masked_row_is_as_uniform_as_in_float32(name: str) -> None:
     converted = amp_rewrite.convert(SELECTED[name], lower=["op=Softmax"])
     assert [row.dtype for row in converted.report.rows if row.op in ("Where", "Softmax")] == ["float16"] * 2
     found = run(amp_rewrite.emulate(converted.model).to_proto())
@@ -108,7 +108,7 @@ def test_in_float16_a_row_that_is_masked_throughout_is_as_even_as_in_float32(nam
         model(mask=np.array([[0, -1e35, LOWEST]], np.float32)),
     ],
 )
-def test_anything_else_that_is_added_is_left_alone(proto: ModelProto) -> None:
+def test_other_addends_are_left_alone(proto: ModelProto) -> None:
     view = View.of(Model.load(proto))
     assert list(select_masks(view, Context(DType.FLOAT16))) == []
 
@@ -123,7 +123,7 @@ CAUSAL = np.where(np.tri(3, dtype=bool), np.float32(0), np.float32(LOWEST))
         ("mask = Where (tri, least, zero)", ~np.tri(3, dtype=bool)),
     ],
 )
-def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condition: NDArray[np.bool_]) -> None:
+def test_a_mask_chosen_by_a_constant_condition_is_a_constant(text: str, condition: NDArray[np.bool_]) -> None:
     proto = model(text, tri=condition)
     view = selected(proto)
     assert op_types(view) == "MatMul Add Softmax"
@@ -134,18 +134,18 @@ def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condi
 
 
 @pytest.mark.parametrize("rows", [SHOWN, np.ones((3, 3), bool)])
-def test_a_constant_condition_that_masks_a_row_throughout_or_nothing_selects(rows: NDArray[np.bool_]) -> None:
+def test_a_constant_condition_selects_if_it_masks_a_whole_row_or_nothing(rows: NDArray[np.bool_]) -> None:
     assert op_types(selected(model("mask = Where (rows, zero, least)", rows=rows))) == "MatMul Where Softmax"
 
 
 @pytest.mark.parametrize(
     ("reader", "opset"), [("y = LogSoftmax (z)", 18), ("y = Softmax <axis = 0> (z)", 18), ("y = Softmax (z)", 11)]
 )
-def test_it_is_a_selection_where_a_row_may_be_masked_or_a_masked_score_is_seen(reader: str, opset: int) -> None:
+def test_a_selection_is_used_if_a_row_may_be_masked_or_a_masked_score_is_read(reader: str, opset: int) -> None:
     assert op_types(selected(model("", reader, opset, mask=CAUSAL))).split()[1] == "Where"
 
 
-def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
+def test_a_sum_keeps_its_fill_if_it_is_an_output() -> None:
     shown = model(mask=CAUSAL)
     shown.graph.output.insert(0, shown.graph.output[0])
     shown.graph.output[0].name = "z"
@@ -165,7 +165,7 @@ def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
         (np.array([[True, True], [False, False]]), False),
     ],
 )
-def test_a_fill_hides_beside_a_shown_score_or_if_it_is_huge(shown: NDArray[np.bool_] | None, seen: bool) -> None:
+def test_a_fill_masks_beside_an_unmasked_score_or_if_it_is_huge(shown: NDArray[np.bool_] | None, seen: bool) -> None:
     fills = (NEGLIGIBLE / 2, NEGLIGIBLE, ABSORBING / 2, ABSORBING)
     assert [hides_scores(fill, shown) for fill in fills] == [False, seen, seen, True]
 
@@ -218,7 +218,7 @@ def feeds(step: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", REBASED)
-def test_on_numbers_that_float32_adds_exactly_no_bit_of_the_result_changes(name: str) -> None:
+def test_exactly_added_numbers_leave_every_bit_of_the_result(name: str) -> None:
     proto = biased(*REBASED[name])
     moved = rebased(proto)
     (bias,) = stored(moved)
@@ -228,7 +228,7 @@ def test_on_numbers_that_float32_adds_exactly_no_bit_of_the_result_changes(name:
 
 @pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
 @pytest.mark.parametrize("name", REBASED)
-def test_the_scores_are_low_without_another_cast_and_near_those_of_float32(name: str, to: DType) -> None:
+def test_the_scores_are_low_without_more_casts_and_close_to_float32(name: str, to: DType) -> None:
     proto = biased(*REBASED[name])
     converted = amp_rewrite.convert(proto, to=to, lower=["op=Softmax"])
     low = [row.dtype for row in converted.report.rows if row.op in ("MatMul", "Add", "Where", "Softmax")]
@@ -301,7 +301,7 @@ def test_a_single_fill_is_bounded_and_no_bit_of_a_float32_result_changes(text: s
     assert outputs_of(after, FEEDS)[0].tobytes() == outputs_of(proto, FEEDS)[0].tobytes()
 
 
-def test_sum_and_softmax_are_low_with_no_cast_and_no_selection_between() -> None:
+def test_sum_and_softmax_are_low_without_a_cast_or_selection_between() -> None:
     proto = masked(f"{ADDED};z=MatMul(y,v)", mask(-1e9), "z")
     converted = amp_rewrite.convert(proto)
     assert [row.dtype for row in converted.report.rows] == ["float16"] * 4
@@ -464,13 +464,13 @@ def judge(proto: ModelProto, converted: Converted, to: str) -> None:
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("fill", FAR_FILLS.values(), ids=FAR_FILLS)
 @pytest.mark.parametrize("name", [*BOUNDED, *EXACT])
-def test_what_follows_a_fill_gives_the_same_flags_and_finite_numbers(name: str, fill: float, to: str) -> None:
+def test_ops_after_a_fill_give_the_same_flags_and_finite_numbers(name: str, fill: float, to: str) -> None:
     proto = filled({**BOUNDED, **EXACT}[name], fill)
     judge(proto, convert(proto, to=to), to)
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_fill_whose_number_does_not_matter_becomes_a_quarter_of_the_largest(name: str) -> None:
+def test_a_fill_of_arbitrary_size_becomes_a_quarter_of_the_largest_number(name: str) -> None:
     converted = convert(filled(BOUNDED[name], -1e9), to="float16")
     (found,) = (f for f in converted.report.findings if f.kind == "saturated" and f.subject in ("fill", "o"))
     assert found.message == "the fill value -1e+09 becomes -16376 · harmless: it only selects"
@@ -479,7 +479,7 @@ def test_a_fill_whose_number_does_not_matter_becomes_a_quarter_of_the_largest(na
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_a_fill_whose_number_matters_stays_and_is_not_called_harmless(name: str) -> None:
+def test_a_fill_whose_size_matters_stays_and_is_not_called_harmless(name: str) -> None:
     converted = convert(filled(EXACT[name], -1e9), to="float16")
     assert not any("harmless" in f.message and f.subject == "fill" for f in converted.report.findings)
     low = lowered(converted)
@@ -487,7 +487,7 @@ def test_a_fill_whose_number_matters_stays_and_is_not_called_harmless(name: str)
     assert "a" in low
 
 
-def test_a_fill_that_fits_stays_float32_where_a_temperature_makes_it_too_large() -> None:
+def test_a_fill_in_range_stays_float32_if_a_temperature_makes_it_overflow() -> None:
     for fill, low in ((-1e4, False), (-1e3, True)):
         proto = filled(f"{S}d=Div(s,small);{SOFT}", fill)
         converted = convert(proto, to="float16")

@@ -50,7 +50,7 @@ def converted(body: str) -> Converted:
 
 
 @pytest.mark.parametrize("teller", TEXTS)
-def test_what_is_as_planned_passes_by_the_teller_that_is_meant(teller: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_types_pass_by_the_expected_check(teller: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = converted(TEXTS[teller])
     asked = []
     monkeypatch.setattr(View, "of", lambda model: asked.append(model) or index(model))
@@ -59,7 +59,7 @@ def test_what_is_as_planned_passes_by_the_teller_that_is_meant(teller: str, monk
 
 
 @pytest.mark.parametrize("teller", TEXTS)
-def test_a_value_of_another_type_than_planned_is_refused(teller: str) -> None:
+def test_a_value_with_an_unplanned_type_is_refused(teller: str) -> None:
     found = converted(TEXTS[teller])
     value = next(v for v in sorted(found.plan.retype) if v not in found.plan.rename)
     name, float32 = found.view.value_name(value), {**found.plan.retype, value: DType.FLOAT}
@@ -115,7 +115,7 @@ BRANCHES = """m = MatMul (x, w)  y = If (yes) <
 
 
 @pytest.mark.parametrize("fuse", ["basic", "none"])
-def test_they_may_stand_in_bodies_and_functions(fuse: str) -> None:
+def test_norms_of_the_runtime_may_be_in_bodies_and_functions(fuse: str) -> None:
     """onnxruntime 1.31.1 dies of such a function; converted, it is inlined."""
     called, plain = (f"n = {norm} (x, s)  y = MatMul (n, w)" for norm in ("own.norm", "SimplifiedLayerNormalization"))
     for proto, same in ((_parsed(called, functions=NORM), _parsed(plain)), (_parsed(BRANCHES), _parsed(BRANCHES))):
@@ -127,7 +127,7 @@ def test_they_may_stand_in_bodies_and_functions(fuse: str) -> None:
 @pytest.mark.parametrize(
     "op", ["SimplifiedLayerNorm (a, s)", "LayerNormalisation (a, s, b)", "RMSNormalization (a, s)"]
 )
-def test_a_name_that_nobody_registers_is_refused(op: str) -> None:
+def test_an_unregistered_operator_is_refused(op: str) -> None:
     with pytest.raises(ModelError, match="opset 13 has no operator"):
         convert(model(op))
 

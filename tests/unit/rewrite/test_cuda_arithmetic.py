@@ -52,7 +52,7 @@ BY_NAME = {case.name: case for case in (*CASES, *RECURRENT)}
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_an_op_errs_as_it_did_on_the_device(name: str) -> None:
+def test_the_emulated_error_matches_the_device(name: str) -> None:
     case = BY_NAME[name]
     feeds = case.feeds()
     right, found = (
@@ -87,7 +87,7 @@ CELLS = ("LSTM", "GRU", "RNN")
 
 
 @pytest.mark.parametrize("op_type", CELLS)
-def test_a_recurrent_op_gives_the_bits_of_the_device(op_type: str) -> None:
+def test_a_recurrent_op_matches_the_device_bit_for_bit(op_type: str) -> None:
     with np.load(GOLDEN / "cuda_recurrent.npz") as stored:
         arrays = {name.partition("/")[2]: stored[name] for name in stored.files if name.startswith(op_type)}
     found = emulated(cell(op_type), {name: arrays[name] for name in "xwrb"})
@@ -97,7 +97,7 @@ def test_a_recurrent_op_gives_the_bits_of_the_device(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("op_type", CELLS)
-def test_two_directions_are_those_of_two_layers(op_type: str) -> None:
+def test_two_directions_equal_two_layers(op_type: str) -> None:
     both = cell(op_type, steps=3, direction="bidirectional")
     rng = np.random.default_rng(0)
     shapes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in both.graph.input}
@@ -143,7 +143,7 @@ def test_the_sum_behind_a_long_mean_overflows() -> None:
     assert (once(case.model(), feeds)["y"] == 20).all()
 
 
-def test_a_mean_of_a_free_length_gives_what_the_known_length_gives() -> None:
+def test_a_mean_of_free_length_equals_one_of_known_length() -> None:
     case = OpCase("ReduceMean", ((3, 200),), ints=[[1]], shift=1.0)
     free = case.model()
     for dim in free.graph.input[0].type.tensor_type.shape.dim:
@@ -152,7 +152,7 @@ def test_a_mean_of_a_free_length_gives_what_the_known_length_gives() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_a_run_tells_how_an_instance_norm_rounds_whose_batch_is_free(samples: int) -> None:
+def test_a_run_shows_how_an_instance_norm_of_free_batch_rounds(samples: int) -> None:
     case = OpCase("InstanceNormalization", ((samples, 6, 15, 15), (6,), (6,)), shift=1.0)
     free, feeds = case.model(), case.feeds()
     free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"

@@ -77,7 +77,7 @@ X = np.random.default_rng(11).standard_normal((3, 4)).astype(np.float32)
 
 
 @both_types
-def test_a_computing_op_gets_two_casts_and_a_moving_op_none(low: DType) -> None:
+def test_a_computing_op_gets_two_casts_and_a_data_movement_op_none(low: DType) -> None:
     found = agrees(
         "g (LOW[3, 4] x) => (LOW[4, 3] y) { t = Transpose (x) \n e = Mul (t, t) \n y = Relu (e) }", {"x": X}, low
     )
@@ -86,7 +86,7 @@ def test_a_computing_op_gets_two_casts_and_a_moving_op_none(low: DType) -> None:
 
 
 @both_types
-def test_what_is_fed_in_float32_is_rounded_first(low: DType) -> None:
+def test_float32_inputs_are_rounded_first(low: DType) -> None:
     model = parsed(f"g ({low.onnx_name}[1] x) => ({low.onnx_name}[1] y) {{ y = Neg (x) }}")
     (y,) = run(twin(model, io="float32"), {"x": np.float32([1.0 + 2.0**-12])})
     np.testing.assert_array_equal(y, np.float32([-1.0]))
@@ -94,7 +94,7 @@ def test_what_is_fed_in_float32_is_rounded_first(low: DType) -> None:
 
 @both_types
 @pytest.mark.parametrize("rounding", [True, False])
-def test_weights_are_rounded_ones(low: DType, rounding: bool, tmp_path: Path) -> None:
+def test_weights_are_rounded(low: DType, rounding: bool, tmp_path: Path) -> None:
     """Also those that lie in a file as float32 and wait for their cast."""
     model = parsed("g (float[1, 96] x) => (float[1, 96] y) { y = MatMul (x, w) }")
     weight = np.random.default_rng(3).standard_normal((96, 96)).astype(np.float32)
@@ -122,20 +122,20 @@ EDGES = "g (float16[2] h, bfloat16[2] b) => (float16[2] y, bfloat16[2] z) { y = 
         ("float32", ["h float32", "b float32", "y float32", "z float32"]),
     ],
 )
-def test_inputs_and_outputs_have_the_types_asked_for(io: str, expected: list[str]) -> None:
+def test_inputs_and_outputs_have_the_requested_types(io: str, expected: list[str]) -> None:
     found = twin(parsed(EDGES), io=io)
     listed = (*found.graph.input, *found.graph.output)
     assert [f"{v.name} {DType(v.type.tensor_type.elem_type).spelling}" for v in listed] == expected
     session(found)
 
 
-def test_an_unknown_io_is_refused() -> None:
+def test_an_unknown_io_option_is_refused() -> None:
     said = "unknown io 'low' for an emulation; use one of numpy, same, float32"
     with pytest.raises(amp_rewrite.PolicyError, match=said):
         emulate(parsed(EDGES), io="low")
 
 
-def test_float16_edges_carry_what_the_inside_carries() -> None:
+def test_float16_edges_carry_the_inner_values() -> None:
     """A result that is read again, an input that is an output, a weight that is one, an input read in a body."""
     model = parsed("""g (float16[2] x, bool c) => (float16[2] y, float16[2] z, float16[2] x2, float16[2] w)
       <float16[2] w = {15872, 16640}> {
@@ -157,7 +157,7 @@ def test_float16_edges_carry_what_the_inside_carries() -> None:
             assert mine.dtype == np.float16  # type: ignore[attr-defined]
 
 
-def test_a_default_of_an_input_stays_one() -> None:
+def test_the_default_of_an_input_stays_a_default() -> None:
     model = parsed(
         "g (float16[2] x, float16[2] w) => (float16[2] y) <float16[2] w = {16384, 16896}> { y = Mul (x, w) }"
     )
@@ -168,7 +168,7 @@ def test_a_default_of_an_input_stays_one() -> None:
         np.testing.assert_array_equal(run(found, {"x": x, "w": x})[0], np.array([1, 4], kind))
 
 
-def test_casts_of_the_model_round_or_vanish() -> None:
+def test_the_models_casts_round_or_disappear() -> None:
     model = parsed("""g (float[2] x) => (float[2] y, int64[2] n, float[2] z) {
         a = Cast <to = 10> (x)  b = Cast <to = 16> (a)  y = Cast <to = 1> (b)  n = Cast <to = 7> (a)
         l = CastLike (x, a)  z = CastLike (l, x)
@@ -232,7 +232,7 @@ HELD: dict[str, tuple[str, dict[str, np.ndarray], str, int]] = {
 
 @both_types
 @pytest.mark.parametrize("name", HELD)
-def test_what_holds_ops_of_its_own_is_emulated(name: str, low: DType) -> None:
+def test_ops_with_bodies_are_emulated(name: str, low: DType) -> None:
     text, feeds, functions, rounded = HELD[name]
     domains = ', "here": 1' if functions else ""
     found = agrees(text, {"x": X, **feeds}, low, functions, domains=domains)  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ def attribute_of(model: ModelProto, name: str) -> AttributeProto:
 
 
 @both_types
-def test_attributes_that_name_the_type_follow(low: DType) -> None:
+def test_attributes_that_name_a_type_follow(low: DType) -> None:
     drawing = f"r = RandomNormalLike <dtype = {low.code}, seed = 3.0> (x)"
     random = parsed(f"g (float[2] x) => (float[2] y) {{ {drawing} \n y = Cast <to = 1> (r) }}", opset=21)
     assert attribute_of(twin(random), "dtype").i == TensorProto.FLOAT
@@ -281,7 +281,7 @@ def test_attributes_that_name_the_type_follow(low: DType) -> None:
     np.testing.assert_array_equal(filled, np.full(2, 0.1).astype(low.numpy).astype(np.float32))
 
 
-def test_statistics_in_the_low_type_become_float32_ones() -> None:
+def test_statistics_in_the_low_type_become_float32() -> None:
     model = parsed("""g (float16[3, 4] x, float16[4] w) => (float16[3, 4] y, float16[3, 1] m) {
         y, m = LayerNormalization <stash_type = 10> (x, w)
     }""")
@@ -299,7 +299,7 @@ def sparse(low: DType) -> onnx.SparseTensorProto:
 
 
 @both_types
-def test_sparse_weights_are_rounded_ones(low: DType) -> None:
+def test_sparse_weights_are_rounded(low: DType) -> None:
     model = parsed(f"g ({low.onnx_name}[4] x) => ({low.onnx_name}[4] y) {{ y = Add (x, w) }}")
     model.graph.sparse_initializer.append(sparse(low))
     constant = parsed(f"g ({low.onnx_name}[4] x) => ({low.onnx_name}[4] y) {{ w = Constant () \n y = Add (x, w) }}")
@@ -347,7 +347,7 @@ def test_text_has_the_digits_of_the_low_type() -> None:
     assert kinds(found) == ["Cast→float16", "Cast→float32", "Cast→float16", "Cast→string"]
 
 
-def test_fused_ops_are_rounded_at_their_outputs_and_a_sum_before_its_norm() -> None:
+def test_fused_ops_round_their_outputs_and_a_sum_before_its_norm() -> None:
     gelu = "f = com.microsoft.FastGelu (x, w)"
     norm = "y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)"
     inputs, outputs = "LOW[2, 3, 4] x, LOW[4] w", "LOW[2, 3, 4] y, LOW[2, 3, 4] sum"
@@ -368,7 +368,7 @@ def test_fused_ops_are_rounded_at_their_outputs_and_a_sum_before_its_norm() -> N
         np.testing.assert_array_equal(mine, rounded(right))
 
 
-def test_a_model_of_other_domains_alone_gets_the_opset_of_its_casts() -> None:
+def test_a_model_of_only_other_domains_imports_the_opset_of_its_casts() -> None:
     model = parsed(
         "g (float16[2] x) => (float16[2] y) { y = com.microsoft.QuickGelu (x) }", domains=', "com.microsoft": 1'
     )
@@ -403,7 +403,7 @@ def test_casts_between_float32_and_low_types_become_identities(low: DType) -> No
     np.testing.assert_array_equal(d, np.trunc(x))
 
 
-def test_what_stands_behind_a_kept_output_is_not_rounded() -> None:
+def test_ops_after_a_kept_output_are_not_rounded() -> None:
     model = parsed("""g (float16[2] x) => (float16[2] y, float[2] z, float16[2] w) <float16[2] w = {15872, 16640}> {
         y = Mul (x, x)  d = Div (y, x)  z = Cast <to = 1> (d)
     }""")

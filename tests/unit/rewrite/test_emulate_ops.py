@@ -94,7 +94,7 @@ def test_an_op_gives_the_rounded_result_of_its_float32_kernel(op_type: str, low:
     assert list(filter(None, found)) == []
 
 
-def test_a_step_too_many_is_seen() -> None:
+def test_an_extra_rounding_is_noticed() -> None:
     ours, theirs = np.float32([1.0, 2.0]), np.float16([1.0, 2.002])
     assert apart([ours], [theirs], DType.FLOAT16) == 1
     assert apart([np.float32([np.inf])], [np.float16([65504])], DType.FLOAT16) == 1

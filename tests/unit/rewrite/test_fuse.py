@@ -36,7 +36,7 @@ AUTO = f"the same numbers, more kernels · {FASTER}"
         (SOFTMAX, 18, ["Softmax"]),
     ],
 )
-def test_what_is_written_out_becomes_one_operator(body: str, opset: int, expected: list[str] | None) -> None:
+def test_a_decomposed_operator_becomes_one_op(body: str, opset: int, expected: list[str] | None) -> None:
     model = model_of(body, opset)
     made, told = standard(model)
     assert kinds(made) == (expected or ["RMSNormalization"])
@@ -44,7 +44,7 @@ def test_what_is_written_out_becomes_one_operator(body: str, opset: int, expecte
     agree(model, made)
 
 
-def test_a_fusion_says_what_became_what_and_leaves_no_constant_behind() -> None:
+def test_a_fusion_records_its_ops_and_leaves_no_unused_constant() -> None:
     made, told = standard(model_of(LAYER_NORM + "g = Mul (n, gain)  y = Add (g, shift)"))
     (node,) = made.graph.node
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -92,7 +92,7 @@ PLAIN = "float[2,4] x"
         (ERF.replace("one", "wide"), 20, "float[N] x", NO_AXES),
     ],
 )
-def test_what_the_operator_does_not_quite_say_stays(body: str, opset: int, inputs: str, why: str) -> None:
+def test_near_misses_of_the_operator_stay(body: str, opset: int, inputs: str, why: str) -> None:
     kind = "gelu_erf" if "Erf" in body else "layer_normalization" if "Sub" in body else "rms_normalization"
     outputs = "float[A,B] y" if "[A,B]" in inputs else "float[1,N] y" if "[N]" in inputs else "float[2,4] y"
     model = model_of(body, opset, outputs, inputs)
@@ -111,7 +111,7 @@ def test_what_the_operator_does_not_quite_say_stays(body: str, opset: int, input
         TANH.replace("(x, three)", "(x, two)"),
     ],
 )
-def test_numbers_that_are_not_those_of_gelu_are_refused_by_trial(body: str) -> None:
+def test_coefficients_other_than_those_of_gelu_fail_the_trial(body: str) -> None:
     """A must-fail twin of the proof: the structure is that of GELU, the function another."""
     model = model_of(body, 20)
     made, told = standard(model)
@@ -129,12 +129,12 @@ def test_numbers_that_are_not_those_of_gelu_are_refused_by_trial(body: str) -> N
         (ERF + "  z = Neg (b)", "float[2,4] y, float[2,4] z"),
     ],
 )
-def test_what_others_read_stays(body: str, outputs: str) -> None:
+def test_values_with_other_readers_stay(body: str, outputs: str) -> None:
     model = model_of(body, 20, outputs)
     assert standard(model)[0].SerializeToString() == model.SerializeToString()
 
 
-def test_no_kernel_is_given_up_for_a_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fusion_never_loses_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "amp_rewrite.runtime.kernels.load_kernels", lambda _release="": Kernels("no runtime", "cuda", {}, {})
     )
@@ -145,7 +145,7 @@ def test_no_kernel_is_given_up_for_a_fusion(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("ir", [3, 10])
-def test_a_model_that_carries_its_training_or_lists_its_weights_as_inputs_is_left_alone(ir: int) -> None:
+def test_a_model_with_training_info_or_weights_as_inputs_is_left_alone(ir: int) -> None:
     model = model_of(SOFTMAX, 18)
     model.ir_version = ir
     if ir == 3:
@@ -167,18 +167,18 @@ def test_a_norm_in_a_branch_is_fused_there() -> None:
 
 
 @pytest.mark.parametrize(("rank", "fused"), [(24, True), (64, False)])
-def test_a_softmax_is_fused_where_numpy_can_try_it(rank: int, fused: bool) -> None:
+def test_a_softmax_is_fused_if_numpy_can_evaluate_it(rank: int, fused: bool) -> None:
     dims = "1," * (rank - 1) + "8"
     made, _ = standard(model_of(SOFTMAX, 18, f"float[{dims}] y", f"float[{dims}] x"))
     assert (kinds(made) == ["Softmax"]) == fused
 
 
-def test_an_activation_of_unknown_rank_is_one_operator_if_its_constants_have_no_axes() -> None:
+def test_an_activation_of_unknown_rank_is_fused_if_its_constants_are_scalars() -> None:
     made, _ = standard(model_of("x = Reshape (r, s)  " + ERF, 20, inputs="float[N] r, int64[K] s"))
     assert kinds(made) == ["Reshape", "Gelu"]
 
 
-def test_small_float_constants_are_computed_now_to_the_bit() -> None:
+def test_small_float_constants_are_folded_to_the_bit() -> None:
     model = model_of("a = Add (gain, shift)  b = Sqrt (half)  s = Mul (a, b)  y = Mul (x, s)", 18)
     made, told = standard(model)
     assert kinds(made) == ["Constant", "Mul"]
@@ -197,11 +197,11 @@ def test_small_float_constants_are_computed_now_to_the_bit() -> None:
         "s = Neg (x)  y = Mul (x, s)",
     ],
 )
-def test_what_is_not_exact_or_no_constant_is_left(body: str) -> None:
+def test_inexact_or_variable_operands_are_not_folded(body: str) -> None:
     assert kinds(standard(model_of(body, 18))[0])[-2:] == kinds(model_of(body, 18))[-2:]
 
 
-def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
+def test_the_bound_separates_differences_visible_in_float32() -> None:
     y, step, differ = np.ones(3), ROUNDINGS * UNIT, "on random inputs the results differ"
     assert mismatch([y], [y * (1 + step / 2)], [1.0]) is None
     assert mismatch([y], [y * (1 + step * 2)], [None]) == f"{differ} by up to 4.8e-07"
@@ -246,7 +246,7 @@ def test_the_standard_form_computes_the_same_numbers(dims: str, shape: tuple[int
         ({"target": Target.ONNX}, "the target may have a kernel for it"),
     ],
 )
-def test_without_a_kernel_it_stays_and_says_so(options: dict[str, Any], why: str) -> None:
+def test_without_a_kernel_an_activation_stays_with_a_finding(options: dict[str, Any], why: str) -> None:
     after, told = standard(group_norm("2,4,6,5"), **options)
     assert kinds(after) == ["GroupNormalization"]
     assert [(kind, why in message) for kind, _, message in told] == [("not_fused", True)]

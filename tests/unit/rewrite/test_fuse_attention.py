@@ -57,7 +57,7 @@ from support.fusing import kinds, outputs_of, standard
         (KEYS + "r = Div (q, two)  u = Mul (t, two)  s = MatMul (r, u)  m = Mul (s, half)  " + WEIGHTS, 0.5),
     ],
 )
-def test_the_scale_is_found_wherever_it_stands(body: str, scale: float) -> None:
+def test_the_scale_is_found_in_every_position(body: str, scale: float) -> None:
     model = model_of(body)
     made, told = standard(model)
     assert (kinds(made), list(attention(made).input)) == (["Attention"], ["q", "k", "v"])
@@ -76,7 +76,7 @@ def test_the_scale_is_found_wherever_it_stands(body: str, scale: float) -> None:
         ("t = Relu (k)  ", "float[2,2,4,5] k", ["Relu", "Transpose", "Attention"]),
     ],
 )
-def test_keys_are_read_before_they_were_transposed(before: str, key: str, expected: list[str]) -> None:
+def test_keys_are_read_before_their_transpose(before: str, key: str, expected: list[str]) -> None:
     model = model_of(before + "m = MatMul (q, t)  " + WEIGHTS, inputs=f"{Q}, {key}, {V}")
     made, _ = standard(model)
     assert kinds(made) == expected
@@ -88,7 +88,7 @@ GROUPED = """a = Unsqueeze (k, second)  b = Expand (a, repeated)  c = Reshape (b
     t = Transpose <perm = [0, 1, 3, 2]> (c)  m = MatMul (q, t)  p = Softmax (m)  y = MatMul (p, f)"""
 
 
-def test_heads_repeated_for_groups_of_queries_are_read_once() -> None:
+def test_heads_repeated_for_groups_of_queries_are_read_unrepeated() -> None:
     inputs = "float[2,2,3,4] q, float[2,1,5,4] k, float[2,1,5,4] v"
     model = model_of(GROUPED, inputs=inputs, output="float[2,2,3,4] y")
     made, _ = standard(model)
@@ -96,7 +96,7 @@ def test_heads_repeated_for_groups_of_queries_are_read_once() -> None:
     agree(model, made)
 
 
-def test_heads_that_are_dealt_out_in_turn_are_not_groups() -> None:
+def test_interleaved_heads_are_not_groups() -> None:
     """A must-fail twin: [k0, k1, k0, k1] is no repetition of each head, and stays as it is."""
     deal = GROUPED.replace("second)", "first)").replace("<perm", "<perm")
     inputs = "float[2,4,3,4] q, float[2,2,5,4] k, float[2,2,5,4] v, int64[1] first"
@@ -112,7 +112,7 @@ def test_heads_that_are_dealt_out_in_turn_are_not_groups() -> None:
 
 
 @pytest.mark.parametrize("copy", ["Identity", "Cast <to = 1>"])
-def test_copies_between_the_softmax_and_its_products_go_along(copy: str) -> None:
+def test_copies_between_the_softmax_and_its_products_are_fused(copy: str) -> None:
     body = f"t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  z = {copy} (s)  m = Mul (z, half)  "
     model = model_of(body + f"g = Softmax (m)  h = {copy} (g)  p = {copy} (h)  y = MatMul (p, v)")
     made, _ = standard(model)
@@ -165,7 +165,7 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (SCORES + WEIGHTED_IN_A_BODY, ", bool c", "other ops read the result of the_s"),
     ],
 )
-def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: str) -> None:
+def test_near_misses_of_the_operator_stay(body: str, more: str, why: str) -> None:
     model = model_of(body, more, output="float[a,b,c,d] y" if "[b" in more else "float[2,2,3,6] y")
     made, told = standard(model)
     assert [(kind, subject, message.split(": ", 1)[1]) for kind, subject, message in told if kind == "not_fused"] == [
@@ -184,7 +184,7 @@ def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: s
         ("float[2,2,3,4] q, float[2,2,5,4] k, float[5,6] v", "have four axes"),
     ],
 )
-def test_what_the_operator_would_not_broadcast_stays(operands: str, why: str) -> None:
+def test_shapes_that_the_operator_does_not_broadcast_stay(operands: str, why: str) -> None:
     model = model_of(PLAIN, inputs=operands, output="float[a,b,c,d] y")
     made, told = standard(model)
     assert kinds(made) == kinds(model)
@@ -197,12 +197,12 @@ def test_attention_of_three_axes_stays() -> None:
     assert "its queries, keys and values are not known to have four axes" in standard(model)[1][0][2]
 
 
-def test_tensorrt_is_left_the_ops_that_it_looks_for() -> None:
+def test_tensorrt_keeps_the_ops_of_its_own_fusions() -> None:
     made, told = standard(model_of(PLAIN), target=Target.TENSORRT)
     assert (kinds(made), [kind for kind, _, _ in told]) == (["Transpose", "MatMul", "Softmax", "MatMul"], ["not_fused"])
 
 
-def test_a_softmax_between_no_products_is_no_attention() -> None:
+def test_a_softmax_without_products_is_not_attention() -> None:
     for body in (
         "p = Softmax (q)  y = Relu (p)",
         "p = Softmax (q)  y = MatMul (p, w)",
@@ -225,7 +225,7 @@ def without(written: AttentionReplacement, op_type: str) -> AttentionReplacement
 
 
 @pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])
-def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: str) -> None:
+def test_an_ignored_row_without_a_key_would_be_noticed(op_type: str) -> None:
     view = View.of(Model.load(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK)))
     ((_, site),) = fusible_attentions(view, Context(DType.FLOAT16))
     assert isinstance(site, FusibleAttention)
@@ -272,9 +272,7 @@ ADDED = ["Where", "Where", "Where"]
         (SCORES + "a = Where (mask, inf, zero)  m = Add (a, z)  " + GUARDED, MASK, ["Not", *HIDDEN, *ZEROED], 4),
     ],
 )  # fmt: skip
-def test_each_form_of_mask_gives_the_same_where_all_is_hidden(
-    body: str, more: str, expected: list[str], read: int
-) -> None:
+def test_each_form_of_mask_agrees_on_rows_without_a_key(body: str, more: str, expected: list[str], read: int) -> None:
     model = model_of(body, more)
     made, told = standard(model)
     assert (kinds(made), len(attention(made).input)) == (expected, read)
@@ -282,7 +280,7 @@ def test_each_form_of_mask_gives_the_same_where_all_is_hidden(
     agree(model, made)
 
 
-def test_a_row_without_a_key_is_the_mean_of_all_values_or_0_as_the_model_has_it() -> None:
+def test_a_row_without_a_key_stays_the_mean_of_all_values_or_0() -> None:
     """What the runtime gives for the operator alone is neither asked nor trusted."""
     for end, body in (("mean", "fill)  " + WEIGHTS), ("zero", "inf)  " + GUARDED)):
         model = model_of(SCORES + "m = Where (mask, z, " + body, MASK)
@@ -292,7 +290,7 @@ def test_a_row_without_a_key_is_the_mean_of_all_values_or_0_as_the_model_has_it(
         np.testing.assert_allclose(y[:, :, 1], expected, atol=16 * UNIT * float(np.abs(feed["v"]).max()))
 
 
-def test_a_triangle_over_as_many_keys_as_queries_is_the_causal_attribute() -> None:
+def test_a_square_triangle_becomes_the_causal_attribute() -> None:
     body = SCORES + "m = Where (past, z, fill)  " + WEIGHTS
     model = model_of(body, inputs=f"float[2,2,5,4] q, {K}, {V}", output="float[2,2,5,6] y")
     made, _ = standard(model)
@@ -310,9 +308,7 @@ def test_a_triangle_over_as_many_keys_as_queries_is_the_causal_attribute() -> No
         (attention_of(SPLIT + SCORES_OF_HEADS + SOFTMAX + REST + MERGED), Target.ORT_CUDA, "contrib", 18),
     ],
 )
-def test_an_opset_with_the_operator_is_the_better_one(
-    model: ModelProto, target: Target, fuse: Fuse, opset: int
-) -> None:
+def test_an_opset_with_the_operator_is_preferred(model: ModelProto, target: Target, fuse: Fuse, opset: int) -> None:
     """Unless nothing is fused there, or the runtime's own operator stands for it at any opset."""
     view, told = at_opset(View.of(Model.load(model)), "auto", DType.FLOAT16, target, fuse=fuse)
     assert view.opsets[""] == opset
@@ -320,7 +316,7 @@ def test_an_opset_with_the_operator_is_the_better_one(
         assert told[0].message == "opset 18 became 23; the target supports attention as one op better"
 
 
-def test_a_pool_that_would_lose_its_kernel_weighs_more() -> None:
+def test_keeping_a_pools_kernel_takes_precedence() -> None:
     body = "r = MaxPool <kernel_shape = [1, 1]> (q)  " + PLAIN.replace("(q, t)", "(r, t)")
     view, told = at_opset(View.of(Model.load(model_of(body, opset=18))), "auto", DType.FLOAT16, Target.ORT_CUDA)
     assert view.opsets[""] == 18
@@ -351,7 +347,7 @@ def projected(kind: str) -> ModelProto:
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", BODIES)
-def test_it_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: str) -> None:
+def test_attention_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: str) -> None:
     made = amp_rewrite.convert(projected(kind), to=to, keep=KEPT[kind], fuse="basic")
     assert [(row.op, row.dtype) for row in made.report.rows if row.op in ("Attention", "MatMul", "Tile")] == [
         *[("MatMul", to)] * 3,
@@ -376,7 +372,7 @@ FORMS = {
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
-def test_in_half_precision_it_is_as_near_as_half_precision_is(form: str, to: str) -> None:
+def test_half_precision_attention_is_accurate(form: str, to: str) -> None:
     """Rows without a key among them, by emulation. Twice the unit roundoff, for scores up to four and some ten sums."""
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[to]
     made = amp_rewrite.convert(FORMS[form], to=to)

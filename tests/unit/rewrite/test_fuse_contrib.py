@@ -88,7 +88,7 @@ def test_ops_become_an_operator_of_onnxruntime(body: str, inputs: str, opset: in
 
 
 @pytest.mark.parametrize("reader", ["o = Neg (t)", "o = MatMul (t, w)"])
-def test_a_sum_that_others_read_comes_from_the_same_node(reader: str) -> None:
+def test_a_sum_with_other_readers_comes_from_the_same_node(reader: str) -> None:
     model = model_of(SUM + reader + "  " + NORM, outputs=OUT + ", float[2,3,4] o")
     made, _ = fused(model)
     assert kinds(made)[0] == "SkipLayerNormalization"
@@ -97,7 +97,7 @@ def test_a_sum_that_others_read_comes_from_the_same_node(reader: str) -> None:
     agree(model, made)
 
 
-def test_shapes_that_a_reshape_computes_are_known_from_opset_13_on() -> None:
+def test_shapes_computed_for_a_reshape_are_known_from_opset_13_on() -> None:
     """As torch writes it: a residual sum after a Reshape to what Shape and Gather say of another value."""
     reshaped = """f = Flatten <axis = 2> (x)  size = Shape (x)  r = Reshape (f, size)  t = Add (r, x)  """
     model = model_of(reshaped + LAYER_NORM, "float[B,S,4] x", "float[B,S,4] y", opset=13)
@@ -133,7 +133,7 @@ SHAPES = ("float[A,3,4] x, float[B,3,4] z", "float[A,S,4] x, float[1,1,4] z", "f
     ("why", "body", "inputs"),
     [*((why, *row) for why, row in SKIPPED.items()), *((UNEQUAL, SUM + NORM, shapes) for shapes in SHAPES)],
 )
-def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(why: str, body: str, inputs: str) -> None:
+def test_near_misses_of_a_sum_and_norm_stay(why: str, body: str, inputs: str) -> None:
     rank = inputs.count(",") and len(re.findall(r"\[(.*?)\]", inputs)[0].split(","))
     outputs = f"float[{','.join('PQRST'[:rank])}] y"
     model = model_of(body, inputs, outputs)
@@ -170,7 +170,7 @@ def test_a_bias_is_added_first_to_the_operand_that_had_it(body: str, inputs: str
         ("t = Relu (x)  y = Gelu (t)", ONE),  # the standard's own does
     ],
 )
-def test_what_looks_alike_stays(body: str, inputs: str) -> None:
+def test_lookalikes_stay(body: str, inputs: str) -> None:
     outputs = "float[P,Q,R] y"
     model = model_of(body, inputs, outputs, opset=20)
     made, told = fused(model)
@@ -178,7 +178,7 @@ def test_what_looks_alike_stays(body: str, inputs: str) -> None:
     assert made.SerializeToString() == model.SerializeToString()
 
 
-def test_only_what_the_target_has_a_kernel_for_is_made() -> None:
+def test_only_operators_with_a_kernel_on_the_target_are_created() -> None:
     """Each operator that is made has one in both low types, or is asked for; in float32 where it may stay that."""
     lacking = {"GroupQueryAttention": "float", **dict.fromkeys(CUDA_ONLY, "bfloat16")}
     for op_type in FORMULAS:
@@ -195,7 +195,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("op_type", WRONG)
-def test_a_node_with_another_number_is_refused_by_trial(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_another_constant_fails_the_trial(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A must-fail twin of the proof: the node is right but for one attribute."""
     body, attribute, number = WRONG[op_type]
 
@@ -234,7 +234,7 @@ NODES: Mapping[str, tuple[dict[str, Any], list[tuple[int, ...] | None]]] = {
 
 
 @pytest.mark.parametrize("op_type", sorted(FORMULAS.keys() - CUDA_ONLY))
-def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> None:
+def test_the_formulas_match_the_runtimes_kernels(op_type: str) -> None:
     """In float32, so up to its roundings: 10 of the magnitude at most are summed."""
     stated, shapes = NODES[op_type]
     rng = np.random.default_rng(5)
@@ -323,7 +323,7 @@ WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCOR
         (WIDER, EDGES, "its values are not as wide as its keys, but have their heads split off"),
     ],
 )
-def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inputs: str, why: str) -> None:
+def test_near_misses_of_an_attention_stay(body: str, inputs: str, why: str) -> None:
     wider = body == WIDER
     outputs = "float[2,2,3,8] y" if wider else ATTENDED
     body = WIDER + "o = MatMul (h, v)  y = Neg (o)" if wider else SPLIT + HIDDEN + SOFTMAX + REST + MERGED
@@ -349,7 +349,7 @@ def between_products(body: str) -> ModelProto:
 OUT1 = "float[2,3,4] y1"
 
 
-def test_no_cast_parts_a_sum_from_its_norm() -> None:
+def test_no_cast_separates_a_sum_from_its_norm() -> None:
     made = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib")
     assert kinds(made.model)[-4:] == ["MatMul", "SkipLayerNormalization", "MatMul", "Cast"]
     assert {row.op: row.dtype for row in made.report.rows} == {
@@ -368,7 +368,7 @@ def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
         amp_rewrite.convert(model_of(SUM + NORM), fuse="contrib", target=target)
 
 
-def test_what_else_a_model_carries_stays() -> None:
+def test_other_parts_of_the_model_stay() -> None:
     """Metadata, docs, sparse weights, value_info."""
     model = between_products(SUM + LAYER_NORM)
     model.metadata_props.add(key="made by", value="hand")

@@ -127,7 +127,7 @@ def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept
     assert found & {"bq", "bk", "bv", "bo", "per_token", "wide", "y_bias"} == set(kept.split())
 
 
-def test_a_projection_without_a_bias_gets_that_of_the_values() -> None:
+def test_a_projection_without_a_bias_gets_the_values_bias() -> None:
     result = after(model(HEADS + UNMASKED + REST.replace("pm=MatMul(f,wo);y=Add(pm,bo)", "y=MatMul(f,wo)")))
     assert [n.output[0] for n in result.graph.node if n.op_type == "Add"] == ["qb", "y"]
 
@@ -137,7 +137,7 @@ JOINED += "".join(f"{x}s=Reshape({x}0,heads);{x}=Transpose[perm=0 2 1 3]({x}s);"
 WIDE = {"w3": RNG.standard_normal((8, 24)).astype(np.float32), "b3": RNG.standard_normal(24).astype(np.float32)}
 
 
-def test_of_a_bias_before_a_split_that_of_queries_stays() -> None:
+def test_only_the_queries_part_of_a_bias_before_a_split_stays() -> None:
     result = after(model(JOINED + UNMASKED + REST, parts=np.array([8, 8, 8]), **WIDE))
     biases = {t.name: list(t.dims) for t in result.graph.initializer if "bias" in t.name}
     assert biases == {"q0_bias": [8], "y_bias_wide": [1, 1, 8]}
@@ -152,12 +152,12 @@ def test_a_bias_before_another_split_stays(text: str, outputs: str) -> None:
     assert any(name.startswith("b3") for n in result.graph.node if n.op_type == "Add" for name in n.input)
 
 
-def test_one_number_is_the_bias_of_each_feature() -> None:
+def test_a_scalar_bias_applies_to_each_feature() -> None:
     result = after(model(HEADS + UNMASKED + REST, bv=np.full(1, 0.5, np.float32)))
     assert "bv_wide" not in {name for n in result.graph.node for name in n.input}
 
 
-def test_a_bias_beyond_the_range_behind_its_projection_stays() -> None:
+def test_a_bias_that_overflows_after_its_projection_stays() -> None:
     large = np.full(8, 6e4, np.float32)
     _, said = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
     assert [words for kind, _, words in said if kind == "not_fused"] == [
@@ -165,7 +165,7 @@ def test_a_bias_beyond_the_range_behind_its_projection_stays() -> None:
     ]
 
 
-def test_biases_that_are_one_initializer_are_not_changed_for_others() -> None:
+def test_a_shared_bias_is_not_changed_for_its_other_readers() -> None:
     text = (HEADS + UNMASKED + REST).replace("bv", "bo").replace("bk", "bo") + ";e=Add(x,bo)"
     result = after(model(text, "y e", shapes={"e": (2, 5, 8)}))
     assert "bo" in {name for n in result.graph.node for name in n.input}
@@ -184,7 +184,7 @@ def test_a_gemm_between_reshapes_is_a_product_and_a_sum() -> None:
     assert list(bias.dims) == [1, 1, 8]
 
 
-def test_rows_that_are_laid_out_otherwise_are_reshaped() -> None:
+def test_rows_in_another_layout_are_reshaped() -> None:
     text = "t=Transpose[perm=0 2 1 3](x);" + GEMM.replace("Reshape(x", "Reshape(t")
     assert kinds(after(model(text, shapes={"x": (2, 2, 5, 4)}, **SHAPES))) == ["Transpose", "Reshape", "MatMul", "Add"]
 
@@ -197,7 +197,7 @@ def test_rows_that_are_laid_out_otherwise_are_reshaped() -> None:
         ("d=Reshape(x,joined);h=Gemm(d,wq,bq);e=Reshape(h,joined);", 10),
     ],
 )
-def test_a_gemm_that_stays_does_not_keep_the_next_one(other: str, rows: int) -> None:
+def test_a_gemm_that_stays_does_not_block_the_next_one(other: str, rows: int) -> None:
     proto = model(other + GEMM, "y e", shapes={"w": (8, 8), "e": (rows, 8)}, **SHAPES)
     assert {"Gemm", "MatMul"} <= {*kinds(after(proto))}
 
@@ -246,7 +246,7 @@ def test_a_convolution_of_patches_is_a_product(text: str, after_it: list[str]) -
     assert kinds(result) == ["Reshape", "Transpose", "Reshape", *after_it]
 
 
-def test_a_convolution_that_stays_does_not_keep_the_next_one() -> None:
+def test_a_convolution_that_stays_does_not_block_the_next_one() -> None:
     proto = model("e=Conv[strides=2 4](image,k);" + CONV, "y e", shapes={**IMAGE, "e": (2, 5, 2, 3)}, **KERNEL)
     assert {"Conv", "MatMul"} <= {*kinds(after(proto))}
 
@@ -280,14 +280,14 @@ def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_weights_count")
 @pytest.mark.parametrize("text", ["y=MatMul(x,words)", "t=Transpose(table);y=MatMul(x,t)"])
-def test_an_odd_number_of_columns_gets_more_that_are_cut_off(text: str) -> None:
+def test_an_odd_number_of_columns_is_padded_and_sliced(text: str) -> None:
     result = after(model(text, shapes=ODD, words=VOCABULARY.T.copy(), table=VOCABULARY))
     assert kinds(result)[-3:] == ["Concat", "MatMul", "Slice"]
     assert [list(t.dims) for t in result.graph.initializer if t.name.startswith("zeros")] == [[8, 51]]
 
 
 @pytest.mark.usefixtures("small_weights_count")
-def test_a_table_that_embeds_tokens_too_stays_as_it_is() -> None:
+def test_a_table_that_also_embeds_tokens_stays_unchanged() -> None:
     text = "e=Gather(table,ids);t=Transpose(table);y=MatMul(e,t)"
     result = after(model(text, shapes=ODD, table=VOCABULARY, ids=np.array([[0, 12, -1, 3, 4]] * 2)))
     assert "table" in result.graph.node[0].input
@@ -327,7 +327,7 @@ PACKED = dict.fromkeys("qkvy", (2, 5, 8))
         ("y=Attention[q_num_heads=2,kv_num_heads=1](q,k,v,mask)", {**PACKED, **dict.fromkeys("kv", (2, 5, 4))}),
     ],
 )
-def test_an_attention_of_the_standard_becomes_the_runtimes_own(text: str, shapes: dict[str, Any]) -> None:
+def test_standard_attention_becomes_the_runtimes_own(text: str, shapes: dict[str, Any]) -> None:
     result = after(model(text, shapes=shapes, opset=23))
     assert kinds(result).count("MultiHeadAttention") == 1
     assert "Attention" not in kinds(result)
@@ -350,7 +350,7 @@ def test_another_attention_stays(text: str, shapes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5, 5), (2, 1, 5, 5), (5, 5)])
-def test_a_constant_triangle_is_causality_for_all_batches_alike(shape: tuple[int, ...]) -> None:
+def test_a_constant_triangle_is_causal_for_all_equal_batches(shape: tuple[int, ...]) -> None:
     text = "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);s=Where(seen,p,lowest);" + SOFTMAX + "y=MatMul(h,v)"
     triangle = np.broadcast_to(np.tri(5, dtype=bool), shape).copy()
     causal = after(model(text, shapes=FOUR, seen=triangle))
@@ -362,7 +362,7 @@ def test_a_constant_triangle_is_causality_for_all_batches_alike(shape: tuple[int
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_mask_of_equal_batches_is_read_by_the_batch(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(const_eval, "_MAX_ELEMENTS", 40)
     text = (
         "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);c=And(seen,seen);s=Where(c,p,lowest);" + SOFTMAX + "y=MatMul(h,v)"
@@ -374,7 +374,7 @@ def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monk
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5, 5)])
-def test_a_large_mask_is_causality_too_and_no_file_gets_another_one(
+def test_a_large_mask_is_also_causal_and_no_file_gets_another_one(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(const_eval, "_MAX_ELEMENTS", 20)
@@ -413,7 +413,7 @@ JOINED_TOKENS = {"first": (2, 1, 8), "y": (2, 6, 8), "e": (2, 5, 8)}
         (TABLED.replace("table", "half"), 2),  # one number for all rows
     ],
 )
-def test_a_bias_before_a_table_is_in_its_rows(text: str, adds: int) -> None:
+def test_a_bias_before_a_table_is_folded_into_its_rows(text: str, adds: int) -> None:
     shapes: dict[str, Any] = {**JOINED_TOKENS, "z": (2, 6, 8), "left": (2, 5, 1)}
     more = {
         **TABLE,
@@ -429,7 +429,7 @@ def test_a_bias_before_a_table_is_in_its_rows(text: str, adds: int) -> None:
     assert kinds(result).count("Add") == adds
 
 
-def test_a_table_that_a_bias_would_take_out_of_range_stays() -> None:
+def test_a_table_that_would_overflow_with_the_bias_stays() -> None:
     large = {"table": np.full((1, 6, 8), 6e4, np.float32), "bq": np.full(8, 6e3, np.float32)}
     _, said = fused(model(TABLED, shapes=JOINED_TOKENS, **large))
     assert "the table with the bias in it would leave the range of float16" in str(said)
@@ -451,14 +451,14 @@ DIAGONAL = "seen=Or(mask,eye);" + HEADS + HIDDEN.replace("Where(mask", "Where(se
         (DIAGONAL.replace("eye", "but_one"), 1),
     ],
 )
-def test_rows_are_tested_unless_each_is_known_to_see_a_key(text: str, tests: int) -> None:
+def test_rows_are_tested_unless_each_is_known_to_have_a_key(text: str, tests: int) -> None:
     eye = np.eye(5, dtype=bool)
     more = {"eye": eye, "other": ~eye, "but_one": eye & (np.arange(5) > 0)}
     assert kinds(after(model(text + REST, **more))).count("ReduceSum") == tests
 
 
 @pytest.mark.parametrize("text", [HEADS + HIDDEN + REST, HEADS + BLIND + REST])
-def test_rows_that_the_request_says_see_a_key_are_not_tested(text: str) -> None:
+def test_rows_promised_to_have_a_key_are_not_tested(text: str) -> None:
     proto = model(text)
     made = amp_rewrite.convert(proto, assume="rows-see-a-key")
     assert not {"ReduceSum", "IsNaN"} & set(kinds(made.model))

@@ -117,7 +117,7 @@ RELU, SUM = "h = Relu (x) ", "h = Add (x, z) "
         ),
     ],
 )
-def test_ops_become_one_operator_that_computes_the_same(model: ModelProto, expected: list[str]) -> None:
+def test_ops_become_one_equivalent_operator(model: ModelProto, expected: list[str]) -> None:
     found, _ = fused(model)
     assert own(found) == expected
     feeds = fed(model)
@@ -148,13 +148,13 @@ GATE = "y = Mul (l, v)"
         (gate_of(GATED + HALVES.replace("2>", "1>") + GELU + GATE, rank=2), ""),
     ],
 )
-def test_other_forms_stay_and_the_report_says_why(model: ModelProto, why: str) -> None:
+def test_other_forms_stay_with_the_reason_in_the_report(model: ModelProto, why: str) -> None:
     found, said = fused(model)
     assert not {"GroupNorm", "SkipGroupNorm", "BiasSplitGelu"}.intersection(own(found))
     assert not why or any(why in message for _, _, message in said)
 
 
-def test_they_are_asked_for_in_float16_for_onnxruntime_alone() -> None:
+def test_these_fusions_apply_only_to_float16_on_onnxruntime() -> None:
     model = norm_of(RELU + NORM + PLAIN)
     assert own(amp_rewrite.convert(model).model) == []
     with pytest.raises(
@@ -178,7 +178,7 @@ def between_convolutions(tail: str = "y = Conv (v, w)") -> ModelProto:
     return model
 
 
-def test_a_cpu_checks_and_verifies_by_emulation_and_a_session_there_says_what_to_do(tmp_path: Path) -> None:
+def test_a_cpu_checks_by_emulation_and_a_session_names_the_remedy(tmp_path: Path) -> None:
     model = between_convolutions()
     made = amp_rewrite.convert(model, fuse="diffusion", check=True)
     assert own(made.model) == ["GroupNorm", "SkipGroupNorm"]
@@ -198,7 +198,7 @@ def test_a_cpu_checks_and_verifies_by_emulation_and_a_session_there_says_what_to
     assert amp_rewrite.verify(model, kept.result, fed(model), tolerance=1e-2)
 
 
-def test_a_cpu_runs_them_in_float32_too_and_locates_their_errors() -> None:
+def test_a_cpu_runs_fused_ops_in_float32_and_locates_their_errors() -> None:
     model = between_convolutions()
     whole, data = fused(model)[0], fed(model)
     assert amp_rewrite.verify(model, whole, data, tolerance=1e-5)
@@ -217,7 +217,7 @@ def half(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("operator", ["GroupNorm", "SkipGroupNorm", "BiasSplitGelu"])
-def test_the_emulation_rounds_sums_and_results_as_the_kernels_do(operator: str) -> None:
+def test_the_emulation_rounds_sums_and_results_like_the_kernels(operator: str) -> None:
     rng = np.random.default_rng(0)
     sizes = {"x": (2, 3, 5, 8), "gamma": (8,), "beta": (8,), "skip": (2, 8), "b": (8,)}
     names = {"GroupNorm": "x, gamma, beta", "SkipGroupNorm": "x, gamma, beta, skip, b", "BiasSplitGelu": "x, b"}[
@@ -303,7 +303,7 @@ def model(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_batch_normalization_is_folded_into_what_stands_before_it(form: str) -> None:
+def test_batch_normalization_is_folded_into_the_op_before_it(form: str) -> None:
     proto = model(*FORMS[form])
     made, told = standard(proto)
     op = proto.graph.node[0].op_type
@@ -329,7 +329,7 @@ def test_batch_normalization_is_folded_into_what_stands_before_it(form: str) -> 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_batch_normalization_that_does_not_fold_says_why(proto: ModelProto, why: str) -> None:
+def test_an_unfoldable_batch_normalization_has_a_reason(proto: ModelProto, why: str) -> None:
     made, ((kind, subject, message),) = standard(proto)
     assert (kind, subject) == ("not_fused", "batch_normalization")
     assert re.sub(r"reach [\d.e+]+", "reach N", message) == f"1 stays unfused (ends in y): {why}"
@@ -346,7 +346,7 @@ def test_a_shared_weight_is_folded_for_each_of_its_readers() -> None:
     assert [t.name for t in made.graph.initializer] == [n for node in made.graph.node for n in list(node.input)[1:]]
 
 
-def test_weights_that_nothing_folds_stay_in_their_file(tmp_path: Path) -> None:
+def test_unfolded_weights_stay_in_their_file(tmp_path: Path) -> None:
     text = CONV + ";z=Conv[pads=16 16 16 16](y,large)"
     onnx.save(model(text, outputs="z", large=np.zeros((6, 6, 32, 32))), tmp_path / "m.onnx")
     view, told = fuse_operators(View.of(Model.load(tmp_path / "m.onnx")), Context(DType.FLOAT16), Target.ORT_CUDA)

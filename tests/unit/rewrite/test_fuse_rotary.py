@@ -133,7 +133,7 @@ ROTATIONS: dict[str, tuple[bool, ModelProto]] = {
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
-def test_a_rotation_by_equal_halves_alone_becomes_an_operator(name: str) -> None:
+def test_only_a_rotation_by_equal_halves_becomes_an_operator(name: str) -> None:
     taken, proto = ROTATIONS[name]
     assert ("RotaryEmbedding" in after(proto)) is taken
 
@@ -151,7 +151,7 @@ def by_standard(attributes: str = "", more: str = "", angles: str = "turn") -> s
     return QUERIES + KEYS + VALUES.replace("v0", "v1") + tables + turned + REPEATED + REST
 
 
-def test_rotations_by_the_operator_of_the_standard_are_taken_in() -> None:
+def test_rotations_by_the_standard_operator_are_replaced() -> None:
     found = after(model(by_standard(), "y", ONE, 23, turn=TURN))
     assert "GroupQueryAttention" in found
     assert not {"RotaryEmbedding", "Expand"} & set(found)
@@ -166,7 +166,7 @@ def test_rotations_by_the_operator_of_the_standard_are_taken_in() -> None:
         pytest.param(by_standard(), {}, np.concatenate([TURN, 2 * TURN]), id="a table for each batch"),
     ],
 )
-def test_another_rotation_by_the_standard_stays(text: str, shapes: Any, angles: np.ndarray) -> None:
+def test_other_rotations_by_the_standard_operator_stay(text: str, shapes: Any, angles: np.ndarray) -> None:
     proto = model(text, "y", shapes, 23, turn=angles, places=np.array([[2, 0, 1]]))
     found = after(proto)
     assert found.count("RotaryEmbedding") == len("qk")
@@ -204,13 +204,13 @@ def _error(proto: ModelProto, converted: ModelProto) -> float:
 
 
 @pytest.mark.parametrize("text", [GROUPED, UNROTATED])
-def test_causal_attention_reads_keys_and_values_unrepeated_and_rotates_itself(text: str) -> None:
+def test_causal_attention_reads_unrepeated_keys_and_values_and_rotates_them(text: str) -> None:
     found = after(model(text))
     assert {"Expand", "RotaryEmbedding", "Transpose", "MultiHeadAttention"}.isdisjoint(found)
     assert found.count("GroupQueryAttention") == 1
 
 
-def test_turned_keys_are_found_behind_their_repetition() -> None:
+def test_rotated_keys_are_found_before_their_repetition() -> None:
     turned = "kf=Reshape(kw,joined);kx=Transpose[perm=0 2 1](kf);kt=Reshape(kx,parted);"
     text = UNROTATED.replace("k=Reshape(kw,repeated);", turned).replace("kt=Transpose[perm=0 1 3 2](k);", "")
     proto = model(text, joined=np.array([4, 3, 16]), parted=np.array([2, 2, 16, 3]))
@@ -231,11 +231,11 @@ NOT_CAUSAL[0, 1] = 0
         ),
     ],
 )
-def test_another_attention_is_not_grouped(text: str, more: dict[str, object]) -> None:
+def test_other_attentions_are_not_grouped(text: str, more: dict[str, object]) -> None:
     assert "GroupQueryAttention" not in after(model(text, shapes={"given": (2, 1, 3, 3)}, **more))
 
 
-def test_rotated_queries_alone_are_not_grouped() -> None:
+def test_queries_rotated_without_their_keys_are_not_grouped() -> None:
     """onnxruntime fuses a rotation with the attention behind it, and crashes where not both have one."""
     text = GROUPED.replace(rotation("k0", "k1"), "").replace("k1", "k0")
     found = after(model(text))
@@ -243,7 +243,7 @@ def test_rotated_queries_alone_are_not_grouped() -> None:
 
 
 @pytest.mark.parametrize("width", [4, 264])
-def test_heads_that_no_fast_kernel_takes_are_not_grouped(width: int) -> None:
+def test_heads_without_a_fast_kernel_are_not_grouped(width: int) -> None:
     sizes = {"heads": [0, 0, 2, width], "fewer": [0, 0, 1, width], "repeated": [0, 2, -1, width]}
     numbers = {name: np.array(size) for name, size in sizes.items()} | {"flat": np.array([0, 0, 2 * width])}
     shapes = {"x": (2, 3, 16), **dict.fromkeys("zu", (2, 3, width)), "y": (2, 3, 2 * width)}
@@ -261,13 +261,13 @@ def test_heads_that_no_fast_kernel_takes_are_not_grouped(width: int) -> None:
         ({"target": "onnx"}, False),
     ],
 )
-def test_an_attention_is_grouped_where_it_is_low_for_certain(options: dict[str, Any], grouped: bool) -> None:
+def test_an_attention_is_grouped_if_it_is_certainly_low(options: dict[str, Any], grouped: bool) -> None:
     converted = convert(model(GROUPED), **options)
     found = {node.op_type: node for node in converted.model.graph.node}
     assert ("GroupQueryAttention" in found) == grouped
 
 
-def test_an_attention_that_ranges_keep_float32_is_not_grouped() -> None:
+def test_an_attention_kept_float32_by_ranges_is_not_grouped() -> None:
     proto = model(GROUPED)
     wide = random_feed(proto)
     wide["u"] = wide["u"] * np.float32(1e6)

@@ -78,7 +78,7 @@ OUTLIER = np.where(np.arange(64) == 3, 3000, 0)
         pytest.param(OUTLIER, 0, id="one feature"),
     ],
 )
-def test_a_sum_and_its_norm_take_no_bias_that_the_norm_subtracts(bias: Any, apart: int) -> None:
+def test_a_sum_and_norm_take_no_bias_subtracted_by_the_norm(bias: Any, apart: int) -> None:
     off, found = error(model(NORMS, w=RNG.standard_normal((64, 64)), c=bias, g=np.ones(64), z=np.zeros(64)))
     assert "SkipLayerNormalization" in kinds(found)
     assert kinds(found).count("Add") == apart
@@ -124,7 +124,7 @@ ATTENTION = f"""(float[1,6,8] x, float[1,6,1] n, float[6,8] e) => (float[1,6,8] 
         pytest.param("v=Add(v0,c)", "v=Add(e,d)", 1, id="of one axis more than values"),
     ],
 )
-def test_a_bias_that_gives_keys_or_values_their_shape_stays(replaced: str, by: str, added: int) -> None:
+def test_a_bias_that_broadcasts_keys_or_values_stays(replaced: str, by: str, added: int) -> None:
     weights = {"w": RNG.standard_normal((8, 8)), "u": RNG.standard_normal((8, 8)), "c": np.arange(8)}
     proto = model(ATTENTION.replace(replaced, by), **weights, d=np.arange(8).reshape(1, 1, 8))
     off, found = error(proto)
@@ -153,7 +153,7 @@ ROTATED = """(float[2,3,32] x, float[2,3,16] z, float[2,3,16] u) => (float[2,3,3
         pytest.param(8, "", False, id="of other heads"),
     ],
 )
-def test_an_attention_takes_a_rotation_of_its_own_heads_alone(width: int, stated: str, taken: bool) -> None:
+def test_an_attention_takes_only_a_rotation_of_its_own_heads(width: int, stated: str, taken: bool) -> None:
     angles = RNG.standard_normal((3, width // 2))
     causal = np.where(np.tri(3), 0, -1e38)
     weights = {"w": RNG.standard_normal((32, 32)), "cos": np.cos(angles), "sin": np.sin(angles), "causal": causal}
@@ -185,7 +185,7 @@ def two_attentions(second: str, *, constant: bool, opset: int) -> tuple[ModelPro
 @pytest.mark.parametrize(
     ("options", "opset", "op_type"), [({}, 17, "MultiHeadAttention"), ({"target": "onnx"}, 23, "Attention")]
 )
-def test_one_mask_in_both_senses(options: dict[str, Any], opset: int, op_type: str, constant: bool) -> None:
+def test_one_mask_used_in_both_senses(options: dict[str, Any], opset: int, op_type: str, constant: bool) -> None:
     proto, feed = two_attentions("Where(m,low,u)", constant=constant, opset=opset)
     off, converted = error(proto, feed, **options)
     assert kinds(converted).count(op_type) == 2
@@ -193,7 +193,7 @@ def test_one_mask_in_both_senses(options: dict[str, Any], opset: int, op_type: s
 
 
 @pytest.mark.parametrize(("second", "times"), [("Where(m,u,low)", 1), ("Where(m,low,u)", 2)])
-def test_the_rows_of_one_mask_in_one_sense_are_counted_once(second: str, times: int) -> None:
+def test_the_rows_of_a_mask_in_one_sense_are_counted_once(second: str, times: int) -> None:
     proto, feed = two_attentions(second, constant=False, opset=17)
     off, converted = error(proto, feed)
     assert kinds(converted).count("ReduceSum") == times
@@ -228,7 +228,7 @@ def findings(converted: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [NORMED, INSTANCE, "y=Gemm(x,w,b)", "h=Gemm(x,w,b);y=Identity(h)", "y=Conv(x,k,b)"])
-def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
+def test_a_bias_is_split_off_and_added_afterwards(text: str) -> None:
     proto = large(text)
     converted = amp_rewrite.convert(proto)
     assert findings(converted) == ["its bias is far larger than its weights · added in float32 after it"]
@@ -238,7 +238,7 @@ def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "bias"), [(NORMED, 4000.0), (INSTANCE, 4000.0), (INSTANCE, 40.0)])
-def test_the_numbers_are_those_of_float32(text: str, bias: float) -> None:
+def test_results_match_float32(text: str, bias: float) -> None:
     proto = large(text, bias)
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
@@ -263,7 +263,7 @@ def test_other_biases_stay_where_they_are(text: str, bias: float, outputs: str) 
     assert any(node.op_type in ("Gemm", "Conv") and len(node.input) == 3 for node in first)
 
 
-def test_where_the_schema_needs_a_bias_or_weights_are_inputs_it_stays() -> None:
+def test_a_required_bias_or_weights_as_inputs_keep_it_in_place() -> None:
     for opset, ir in ((9, 3), (10, 5), (17, 3)):
         proto = cases.build("y=Gemm(x,w,b)", ("y",), constants={"w": WEIGHTS, "b": np.full(8, 4000.0)}, opset=opset)
         proto.ir_version = ir
@@ -329,7 +329,9 @@ def test_operators_of_onnxruntime_are_made_for_its_cuda_provider(target: Any, fu
         (GATE, "bfloat16", "1.31", {"QuickGelu": 1}, "1.23.0"),
     ],
 )
-def test_a_release_gets_what_it_runs_right(body: str, to: Any, release: str, made: dict[str, int], oldest: str) -> None:
+def test_a_release_gets_only_correct_operators(
+    body: str, to: Any, release: str, made: dict[str, int], oldest: str
+) -> None:
     converted = amp_rewrite.convert(wide(body), to=to, target=f"ort-cuda:{release}")  # type: ignore[arg-type]
     assert own(converted.model) == made
     assert needs(converted) == (f"needs=onnxruntime>={oldest}" if oldest else "")
@@ -344,7 +346,7 @@ def test_the_report_says_why_a_wrong_kernel_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("fuse", "expected"), [("contrib", MHA), ("basic", "Attention")])
-def test_own_attention_goes_before_that_of_the_standard(fuse: str, expected: str) -> None:
+def test_attention_of_onnxruntime_is_preferred_to_the_standards(fuse: str, expected: str) -> None:
     made, told = standard(attention_of(SPLIT + SCORES + SOFTMAX + REST + MERGED, opset=23), fuse=fuse)
     assert expected in kinds(made)
     assert {kind for kind, _, _ in told} == {"fused"}
@@ -359,7 +361,7 @@ def test_own_attention_goes_before_that_of_the_standard(fuse: str, expected: str
         ("1.31.1", "TensorrtExecutionProvider", "TensorrtExecutionProvider has no known kernel for SkipLayer"),
     ],
 )
-def test_older_releases_and_providers_without_kernels_do_not_fit(release: str, provider: str, said: str | None) -> None:
+def test_older_releases_and_other_providers_are_excluded(release: str, provider: str, said: str | None) -> None:
     found = release_refusal("1.28.0", [SKIP], release, provider)
     assert (found is None) if said is None else (found or "").startswith(said)
 
@@ -444,7 +446,7 @@ def untyped(model: ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "inputs"), [(1.0, 4), (1e5, 3)])
-def test_a_bias_beyond_the_low_type_is_added_by_an_op_of_its_own(size: float, inputs: int) -> None:
+def test_a_bias_that_overflows_is_added_by_its_own_op(size: float, inputs: int) -> None:
     body = "x0 = MatMul (x, w)  r = Add (x0, bias)  t = Add (r, z)  n = RMSNormalization (t, gain)  y = MatMul (n, w)"
     model = wide(body, opset=23)
     for tensor in model.graph.initializer:
@@ -467,7 +469,7 @@ def findings_of_fusion(fusion: FusionRule, end: str) -> tuple[Finding, ...]:
 
 
 @named
-def test_the_model_of_a_fusion_is_fused_and_the_nearest_one_is_not_and_both_open(fusion: FusionRule) -> None:
+def test_a_fusions_example_is_fused_unlike_its_near_miss_and_both_open(fusion: FusionRule) -> None:
     told = [found.message for found in findings_of_fusion(fusion, "hit") if found.kind == "fused"]
     words = "computed ahead of time" if fusion.name == "constant" else f"{fusion.name.replace('_', ' ')}: one "
     assert [message.startswith(words) for message in told] == [True]
@@ -483,10 +485,10 @@ def test_a_record_says_what_the_fusion_replaces_and_what_prevents_it(fusion: Fus
     assert all(text.endswith(".") for text in fusion.sections.values())
 
 
-def test_every_model_beside_the_fusions_belongs_to_one() -> None:
+def test_every_example_model_belongs_to_a_fusion() -> None:
     held = {path.name for path in (Path(fusions.__file__).parent / "models").iterdir()}
     assert held == {f"{fusion.name}.{end}.onnxtxt" for fusion in FUSIONS for end in ("hit", "near")}
 
 
-def test_every_operator_that_the_standard_got_later_has_a_fusion() -> None:
+def test_every_operator_added_to_the_standard_later_has_a_fusion() -> None:
     assert FIRST_FUSED.keys() <= {fusion.operator for fusion in FUSIONS}

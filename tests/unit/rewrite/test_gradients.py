@@ -26,7 +26,7 @@ def ops(model: Model) -> list[str]:
     return [n.op_type for n in model.proto.graph.node]
 
 
-def test_the_gradients_stand_after_the_outputs_in_the_order_asked_for() -> None:
+def test_the_gradients_follow_the_outputs_in_the_requested_order() -> None:
     model = graph("y=Mul(a,b)", a=(2, 3), b=(3,))
     made = gradients(model, "loss", ["b", "a"]).proto.graph
     assert [o.name for o in made.output] == ["loss", "b_grad", "a_grad"]
@@ -34,12 +34,12 @@ def test_the_gradients_stand_after_the_outputs_in_the_order_asked_for() -> None:
     assert dims == [[], [3], [2, 3]]
 
 
-def test_a_name_that_is_taken_is_not_taken_twice() -> None:
+def test_taken_names_are_not_reused() -> None:
     model = graph("a_grad=Mul(a,a);y=Neg(a_grad)", a=(2,))
     assert [o.name for o in gradients(model, "loss", ["a"]).proto.graph.output] == ["loss", "a_grad_2"]
 
 
-def test_what_the_loss_does_not_depend_on_gets_zeros() -> None:
+def test_inputs_without_effect_on_the_loss_get_zeros() -> None:
     model = graph("y=Neg(a);z=Exp(b)", a=(2,), b=(3, 2))
     feed = {"a": np.ones(2, "f"), "b": np.ones((3, 2), "f")}
     found = run_float32(gradients(model, "loss", ["a", "b"]).to_proto(), feed, ["a_grad", "b_grad"])
@@ -80,9 +80,7 @@ def test_a_gradient_can_be_differentiated_again() -> None:
         (["N", 4], [4, 4], True),
     ],
 )
-def test_shapes_are_compared_at_run_time_where_dims_do_not_tell(
-    a: list[object], b: list[object], compared: bool
-) -> None:
+def test_shapes_are_compared_at_run_time_if_dims_are_unknown(a: list[object], b: list[object], compared: bool) -> None:
     model = graph("y=Add(a,b)", a=(4, 4), b=(4, 4))
     for formal, dims in zip(model.graph.input, (a, b), strict=True):
         formal.CopyFrom(onnx.helper.make_tensor_value_info(formal.name, onnx.TensorProto.FLOAT, dims))
@@ -140,11 +138,11 @@ PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → … �
         ),
     ],
 )
-def test_what_it_refuses_is_named(body: str, shapes: Any, asked: Any, said: str) -> None:
+def test_unsupported_models_are_refused_by_name(body: str, shapes: Any, asked: Any, said: str) -> None:
     assert refusal(graph(body, **{"a": (2,), **shapes}), **asked).startswith(said)
 
 
-def test_what_needs_a_shape_says_which() -> None:
+def test_ops_that_need_a_shape_name_it() -> None:
     loss = graph("y=Neg(a)", a=(2,))
     loss.graph.input[0].type.tensor_type.ClearField("shape")
     assert refusal(loss, "y") == "the loss 'y' is not one number, its shape is unknown; reduce it to its mean or sum"
@@ -221,7 +219,7 @@ def promoted(model: ModelProto) -> ModelProto:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_size_of_a_gradient_is_the_slope_along_it(name: str) -> None:
+def test_the_norm_of_a_gradient_is_the_slope_along_it(name: str) -> None:
     model = with_loss(name)
     feed, weights = feed_of(name, model), parameters(model)
     made = gradients(model, "loss", list(weights)).to_proto()

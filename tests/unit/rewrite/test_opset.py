@@ -66,7 +66,7 @@ STAYS = "stays: no other opset supports more of the model without supporting som
         (POOL, IMAGE, 21, {"wanted": 22}, 22, "became 22; it no longer supports MaxPool as well"),
     ],
 )
-def test_the_opset_is_chosen_that_serves_most_and_nothing_less(
+def test_the_smallest_opset_that_serves_most_is_chosen(
     body: str, shapes: dict[str, str], start: int, options: dict[str, Any], end: int, said: str
 ) -> None:
     model = model_of(body, start, **shapes)
@@ -78,7 +78,7 @@ def test_the_opset_is_chosen_that_serves_most_and_nothing_less(
         assert made.ir_version >= helper.find_min_ir_version_for([helper.make_opsetid("", end)])
 
 
-def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
+def test_axes_become_an_input_and_a_split_states_its_number() -> None:
     body = "a, b = Split <axis = 1> (x)  y = ReduceMax <axes = [1]> (a)"
     made, _ = moved(model_of(body, 17, outputs="float[2,1] y, float[2,2] b"), 18)
     split, reduce = made.graph.node
@@ -87,13 +87,13 @@ def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
     assert made.ir_version == 8
 
 
-def test_axes_become_an_attribute_on_the_way_back() -> None:
+def test_axes_become_an_attribute_at_an_older_opset() -> None:
     made, _ = moved(model_of("y = ReduceMax (x, last)", 18, outputs="float[2,1] y"), 17)
     (reduce,) = made.graph.node
     assert (list(reduce.input), helper.get_attribute_value(reduce.attribute[0])) == (["x"], [-1])
 
 
-def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None:
+def test_a_redundant_attribute_is_dropped_at_an_older_opset() -> None:
     made, _ = moved(model_of("y = Reshape <allowzero = 0> (x, shape)", 14, "float[2,4] x, int64[2] shape"), 13)
     assert (opset(made), list(made.graph.node[0].attribute)) == (13, [])
 
@@ -117,7 +117,7 @@ def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None
         ),
     ],
 )
-def test_what_can_not_be_moved_says_why(body: str, start: int, wanted: int, why: str) -> None:
+def test_an_unmovable_op_has_a_reason(body: str, start: int, wanted: int, why: str) -> None:
     inputs = "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
     outputs = "int32[2,4] y" if "Bitwise" in body else "float[A] y" if "Shape" in body else "float[A,B] y"
     text = f"the model cannot be moved to opset {wanted}: {why}; leave opset= out, or export again"
@@ -215,7 +215,7 @@ SOFTMAX = "y = {} <axis = {}> (x)"
         ("2,3,4", 0, True),
     ],
 )
-def test_an_operator_over_all_axes_from_one_on_stays_that(kind: str, shape: str, axis: int, reshapes: bool) -> None:
+def test_an_operator_over_all_later_axes_keeps_its_meaning(kind: str, shape: str, axis: int, reshapes: bool) -> None:
     """Over one axis where the others have one element, else between Reshapes to sizes that are known."""
     model = model_of(SOFTMAX.format(kind, axis), 11, f"float[{shape}] x", f"float[{shape}] y")
     made = raised(model)
@@ -224,7 +224,7 @@ def test_an_operator_over_all_axes_from_one_on_stays_that(kind: str, shape: str,
         np.testing.assert_allclose(after, before, rtol=0, atol=2e-6)
 
 
-def test_names_words_and_metadata_stay() -> None:
+def test_names_docs_and_metadata_stay() -> None:
     model = model_of("a = Softmax <axis = 2> (x) y = Clip <min = 0.0> (a)", 10, "float[2,3,4] x", "float[2,3,4] y")
     model.doc_string, model.graph.node[0].doc_string = "of the model", "of the node"
     model.metadata_props.add(key="licence", value="free")
@@ -239,7 +239,7 @@ def test_names_words_and_metadata_stay() -> None:
     assert made.graph.node[0].metadata_props[0].value == "4"
 
 
-def test_operators_of_other_domains_stay_as_they_are() -> None:
+def test_operators_of_other_domains_stay_unchanged() -> None:
     body = "z = com.example.Twice (x) y = Unsqueeze <axes = [0]> (z)"
     made = raised(model_of(body, 9, MATRIX, "float[A,B,C] y", domains=', "com.example": 1'))
     assert [(node.domain, node.op_type) for node in made.graph.node] == [("com.example", "Twice"), ("", "Unsqueeze")]
@@ -259,7 +259,7 @@ def test_weights_stay_where_they_are(tmp_path: Path) -> None:
     assert not to_array(move.model.to_proto().graph.initializer[0]).any()
 
 
-def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
+def test_weights_listed_as_inputs_become_constants() -> None:
     model = model_of("y = Clip <max = 1.0> (x)", 8, MATRIX, "float[2,3] y")
     model.ir_version = 3
     model.graph.initializer.append(from_array(np.ones(3, np.float32), "w"))
@@ -315,7 +315,7 @@ def told(converted: amp_rewrite.Converted) -> list[str]:
     return [finding.message for finding in converted.report.findings if finding.kind == "opset"]
 
 
-def test_an_old_model_is_moved_unasked_and_not_if_asked_to_keep() -> None:
+def test_an_old_model_is_moved_unless_told_to_keep_its_opset() -> None:
     model = model_of(CLIPPED, 10, **SQUARE)
     made, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset="keep")
     assert (opset(made.result.proto), opset(kept.result.proto)) == (13, 10)
@@ -325,7 +325,7 @@ def test_an_old_model_is_moved_unasked_and_not_if_asked_to_keep() -> None:
     assert (opset(idle.result.proto), told(idle), told(kept)) == (11, [], [])
 
 
-def test_a_move_that_adds_more_than_it_serves_is_refused() -> None:
+def test_a_move_that_costs_more_kernels_than_it_gains_is_refused() -> None:
     """A Clip gains its kernel, and a Softmax becomes three ops."""
     body = f"{CLIPPED.replace('y =', 'z =')} y = Reshape (z, shape) s = Softmax <axis = 1> (free)"
     inputs = f"{SQUARE['inputs']}, int64[2] shape, float[2,3,4] free"

@@ -31,7 +31,7 @@ def test_each_pass_is_a_function_of_a_view_and_a_context(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.stem)
-def test_a_pass_that_does_not_run_would_find_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_passes_would_find_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = LazyPass.__call__
 
     def checked(self: LazyPass, view: View, context: Context) -> Iterable[Outcome]:
@@ -54,7 +54,7 @@ print([name for name in sys.modules if name.startswith(late)])
 """
 
 
-def test_a_model_without_attention_imports_no_fusion_of_it_nor_a_report(tmp_path: Path) -> None:
+def test_a_model_without_attention_imports_neither_its_fusions_nor_reports(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout == "[]\n"
 
@@ -76,7 +76,7 @@ def test_a_model_without_attention_imports_no_fusion_of_it_nor_a_report(tmp_path
         ("y = RandomNormalLike (w)", False, 17),
     ],
 )
-def test_known_numbers_are_those_of_the_runtime(body: str, known: bool, opset: int) -> None:
+def test_known_values_match_the_runtime(body: str, known: bool, opset: int) -> None:
     constants = """float[1,2,3] w = {5, 1, 7, 100000, 6, 0}, float tenth = {0.1}, float limit = {0.5},
         int64[1] last = {-1}, int64[1] first = {1}, int64[1] axis = {2}, int64[1] back = {-1},
         int64[1] far_back = {-9}, int64[1] least = {-9223372036854775807}"""
@@ -90,7 +90,7 @@ def test_known_numbers_are_those_of_the_runtime(body: str, known: bool, opset: i
 
 
 @pytest.mark.parametrize(("last", "most", "runs"), [("Not", 12, True), ("Not", 11, False), ("Cast", 12, False)])
-def test_bools_count_an_eighth_of_the_limit(last: str, most: int, runs: bool) -> None:
+def test_bools_may_be_eight_times_as_many(last: str, most: int, runs: bool) -> None:
     rows, columns = np.arange(4.0).reshape(4, 1), np.arange(8.0)
     ends = {"Not": "y = Not (t)", "Cast": "y = Cast <to = 1> (t)"}
     text = f"g (double[4,1] a, double[8] b) => (y) {{ s = LessOrEqual (b, a)  t = And (s, s)  {ends[last]} }}"

@@ -128,7 +128,7 @@ def test_a_resize_that_keeps_its_aspect_ratio_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_scales_that_are_fed_give_the_gradient_of_constant_ones(mode: str) -> None:
+def test_fed_scales_give_the_gradient_of_constant_ones(mode: str) -> None:
     text = """<ir_version: 10, opset_import: ["": 20]> net (float[{dims}] x{fed}) => (float loss) {constant} {{
       y = Resize <mode = "{mode}"> (x, , s)  q = Mul (y, y)  loss = ReduceSum <keepdims = 0> (q) }}"""
     fed = text.format(dims="1,1,H,W", fed=", float[4] s", constant="", mode=mode)

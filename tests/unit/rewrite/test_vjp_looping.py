@@ -214,7 +214,7 @@ def test_a_dropout_in_a_branch_is_refused_if_it_may_drop(inputs: str, refused: b
         assert gradients(model, "loss", ["a"]).proto.graph.output[-1].name == "a_grad"
 
 
-def test_a_value_that_a_branch_gives_twice_is_refused() -> None:
+def test_a_value_returned_twice_by_a_branch_is_refused() -> None:
     shapes = {"a": (3,), "b": (3,), "c": ()}
     model = Case("", "", shapes, text=SAME_TWICE, types={"c": "bool"}, outputs=("y", "z")).model(20)
     with pytest.raises(GradientError) as caught:
@@ -246,14 +246,14 @@ y = If (yes) <
     ],
     ids=["random numbers in a loop", "random numbers in a branch", "a sequence"],
 )
-def test_what_can_not_be_computed_again_is_refused(text: str, node: str, fact: str) -> None:
+def test_bodies_that_cannot_be_recomputed_are_refused(text: str, node: str, fact: str) -> None:
     shapes = {"h0": (3,), "yes": ()} if text == DRAWN else {"h0": (3,), **TOLD}
     with pytest.raises(GradientError) as caught:
         gradients(case("", text, shapes, ("y",)).model(20), "loss", ["h0"])
     assert str(caught.value) == f"node '{node}' ({node.partition('_')[0]}): {fact}"
 
 
-def test_a_sequence_that_is_only_kept_beside_is_no_hindrance() -> None:
+def test_an_unrelated_sequence_in_a_loop_is_no_obstacle() -> None:
     kept = case("", KEPT_BESIDE, {"h0": (3,), **TOLD}, ("y",))
     weight = numpy_helper.to_array(kept.model(20).graph.initializer[0])
     (found,) = run_float32(gradients(kept.model(20), "loss", ["h0"]).to_proto(), kept.feed(), ["h0_grad"])

@@ -113,7 +113,7 @@ CASES = (
 TestRules = judged(CASES)
 
 
-def test_a_product_of_what_comes_together_is_refused() -> None:
+def test_a_product_of_scattered_duplicates_is_refused() -> None:
     shapes = {"x": (3,), "i": (2,), "u": (2,)}
     model = Case("", "y=ScatterElements[reduction=mul](x,i,u)", shapes, types=INT, values={"i": [0, 1]}).model(18)
     with pytest.raises(GradientError) as caught:

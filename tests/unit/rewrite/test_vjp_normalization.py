@@ -115,7 +115,7 @@ TestRules = judged(CASES)
 
 @pytest.mark.parametrize("training", ["a constant", "fed", "fed as false"])
 @pytest.mark.parametrize("ratio", [None, 0.25])
-def test_dropout_passes_what_it_kept_grown_as_the_value_itself(training: str, ratio: float | None) -> None:
+def test_dropout_passes_the_kept_gradient_scaled_like_the_value(training: str, ratio: float | None) -> None:
     told = training != "fed as false"
     model = build(
         f"y,mask=Dropout[seed=5](x,{'r' if ratio else ''},t);z=Mul(y,w);loss=ReduceSum[keepdims=0](z)",

@@ -110,7 +110,7 @@ CASES = (*LAYERS, *BODIES)
 TestRules = judged(CASES)
 
 
-def test_what_has_no_rule_is_refused() -> None:
+def test_forms_without_a_rule_are_refused() -> None:
     activations = "activation 'Affine'; use Sigmoid, Tanh, Relu, Softsign, Softplus, HardSigmoid, Elu"
     for op, words, extra, fact in (
         ("GRU", "activations=Affine Tanh", (), activations),

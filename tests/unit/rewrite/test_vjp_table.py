@@ -85,7 +85,7 @@ def test_gradients_of_a_float16_model_are_float16(family: object) -> None:
 
 
 @pytest.mark.parametrize("judge", [check_along_a_line, pytest.param(check_against_torch, marks=pytest.mark.torch)])
-def test_the_judges_see_a_rule_that_is_wrong(judge: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_noticed(judge: object, monkeypatch: pytest.MonkeyPatch) -> None:
     if judge is check_against_torch:
         pytest.importorskip("torch")
     case = Case("Tanh", "y=Tanh(x)", {"x": (2, 3)}, torch=lambda t, x: x.tanh())
@@ -96,7 +96,7 @@ def test_the_judges_see_a_rule_that_is_wrong(judge: object, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
-def test_what_is_appended_has_cuda_kernels(family: object) -> None:
+def test_appended_ops_have_cuda_kernels(family: object) -> None:
     refused = {}
     for case in family.CASES:  # type: ignore[attr-defined]
         if OPSET in case.opsets:
@@ -119,7 +119,7 @@ def refusals(model: Model, dtype: str) -> Iterator[str]:
             yield said
 
 
-def test_the_page_on_training_names_the_operators_that_have_gradients() -> None:
+def test_the_page_on_training_lists_the_operators_with_gradients() -> None:
     page = (ROOT / "docs" / "how-to" / "training.md").read_text("utf-8")
     table = page.partition("## Which operators have gradients")[2].partition("|---|---|")[2].partition("\n## ")[0]
     named = re.findall(r"^\| [a-z][a-z, ]*(?:Scan)? \| ([\w ]+) \|$", table, re.MULTILINE)

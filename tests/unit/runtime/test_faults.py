@@ -83,7 +83,7 @@ def opens(proto: ModelProto, folder: Path, skip: Sequence[str] = ()) -> bool:
 
 @DEADLY
 @FORKS
-def test_the_table_says_which_models_die(tmp_path: Path) -> None:
+def test_the_table_lists_the_models_that_crash(tmp_path: Path) -> None:
     """Nothing dies but what the row finds; of that, some open where another fusion of onnxruntime comes first."""
     models = [row.model(HALF) for row in rows()]
     met = [bool(avoided(model)) for model in models]
@@ -96,7 +96,7 @@ def test_the_table_says_which_models_die(tmp_path: Path) -> None:
 
 
 @FORKS
-def test_a_conversion_writes_what_opens(tmp_path: Path) -> None:
+def test_converted_models_open(tmp_path: Path) -> None:
     """Each row of the table, in float16, and with the product in float32 behind a Transpose in float16."""
     table = [row for number, row in enumerate(rows()) if avoided(row.model(HALF)) or number % 4 == 0]
     converted = [lowered(row) for row in table]
@@ -115,7 +115,7 @@ def lowered(row: Row, to: Literal["float16", "bfloat16"] = "float16") -> amp_rew
 @pytest.mark.parametrize(
     "row", [Row((1, 0, 2)), Row((1, 2, 3, 0), left=False, between="Cast"), Row((1, 0, 2), inner=True)]
 )
-def test_a_parted_transpose_gives_the_same_numbers(row: Row) -> None:
+def test_a_split_transpose_gives_the_same_numbers(row: Row) -> None:
     shape = SIZES[: len(row.perm)]
     fed = {"x": np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)}
     fed |= {"c": np.array(True)} if row.inner else {}
@@ -127,14 +127,14 @@ def test_a_parted_transpose_gives_the_same_numbers(row: Row) -> None:
 
 
 @pytest.mark.parametrize("case", MET)
-def test_a_product_of_a_turned_operand_is_found(case: str, tmp_path: Path) -> None:
+def test_a_product_of_a_transposed_operand_is_found(case: str, tmp_path: Path) -> None:
     row = ROWS["transposed_product"]
     assert opens(half(MET[case]), tmp_path, row.skip)
     assert avoided(half(MET[case])) == list(row.skip)
 
 
 @pytest.mark.parametrize("case", UNMET)
-def test_a_model_that_lives_is_left_alone(case: str, tmp_path: Path) -> None:
+def test_a_model_that_does_not_crash_is_left_alone(case: str, tmp_path: Path) -> None:
     assert opens(half(UNMET[case]), tmp_path)
     assert avoided(half(UNMET[case])) == []
 
@@ -149,7 +149,7 @@ def test_only_affected_products_releases_and_providers_are_handled() -> None:
     assert avoided(proto, (CUDA, CPU)) == []
 
 
-def test_a_product_in_a_function_is_opened_in_the_way_round(tmp_path: Path) -> None:
+def test_a_product_in_a_function_is_inlined_for_the_workaround(tmp_path: Path) -> None:
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "own": 1]>
         g (float16[2,3,4] x) => (float16[A,B,C] y) { y = own.product (x, w) }
         <domain: "own", opset_import: ["": 17]> product (a, b) => (c) {
@@ -172,7 +172,7 @@ def run_apart(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, s
     return done.returncode, done.stdout.strip()
 
 
-def test_a_model_in_half_is_told_the_fault_and_the_way_round(tmp_path: Path) -> None:
+def test_a_half_model_gets_the_fault_and_its_workaround_reported(tmp_path: Path) -> None:
     """By `convert`, which leaves it as it is, and by `doctor`."""
     result = amp_rewrite.convert(half(DYING))
     (finding,) = (f for f in result.report.findings if f.kind == "runtime_hazard")
@@ -259,7 +259,7 @@ def test_sessions_set_the_option_that_avoids_a_fault(
     assert [fault.options for fault in met if fault.options] == ([stated] if stated else [])
 
 
-def test_each_fault_of_another_runtime_or_release_has_a_source_and_a_way_round() -> None:
+def test_each_fault_of_another_runtime_or_release_has_a_source_and_a_workaround() -> None:
     for fault in FAULTS:
         assert fault.source.startswith("https://") or fault.provider in (None, CPU)
         assert bool(fault.skip) + bool(fault.options) + fault.keep <= 1
@@ -278,9 +278,7 @@ def transposed(width: int | str, dtype: str = "float") -> ModelProto:
 
 
 @pytest.mark.parametrize(("width", "kept"), [(512, False), (513, True), ("n", True)])
-def test_webgpu_keeps_transposed_convolutions_whose_positions_float16_does_not_hold(
-    width: int | str, kept: bool
-) -> None:
+def test_webgpu_keeps_transposed_convolutions_with_positions_beyond_float16(width: int | str, kept: bool) -> None:
     for target in ("webgpu", "ort-cuda"):
         (row,) = amp_rewrite.convert(transposed(width), target=target).report.rows
         assert (row.rule == "runtime_fault") is (kept and target == "webgpu")
@@ -297,7 +295,7 @@ def test_webgpu_keeps_transposed_convolutions_whose_positions_float16_does_not_h
         ("", 20, "directml", False),
     ],
 )
-def test_tensorrt_is_said_to_take_new_modes_of_grids_for_nearest(
+def test_tensorrt_is_reported_to_read_new_grid_modes_as_nearest(
     mode: str, opset: int, target: Literal["tensorrt", "directml"], wrong: bool
 ) -> None:
     model = onnx.parser.parse_model(
@@ -308,7 +306,7 @@ def test_tensorrt_is_said_to_take_new_modes_of_grids_for_nearest(
     assert ["nearest" in message and message.endswith("below 20") for message in told] == [True] * wrong
 
 
-def test_directml_is_said_to_err_in_half_transposed_convolutions() -> None:
+def test_directml_is_reported_wrong_in_half_transposed_convolutions() -> None:
     for dtype, target, wrong in (("float16", "directml", 1), ("float", "directml", 1), ("float16", "onnx", 0)):
         report = amp_rewrite.convert(transposed(4, dtype), target=target).report
         assert sum(finding.kind == "runtime_hazard" for finding in report.findings) == wrong

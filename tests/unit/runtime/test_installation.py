@@ -60,7 +60,7 @@ def test_a_sound_package_of_any_name_has_no_fault(tmp_path: Path, name: str) -> 
     assert found(tmp_path) is None
 
 
-def test_two_packages_over_each_other_are_removed_and_the_one_with_cuda_installed(tmp_path: Path) -> None:
+def test_of_two_conflicting_packages_the_one_with_cuda_is_reinstalled(tmp_path: Path) -> None:
     installed(tmp_path, "onnxruntime-openvino", "1.24.1")
     installed(tmp_path, "onnxruntime-gpu", "1.31.1")
     fault = found(tmp_path)
@@ -70,7 +70,7 @@ def test_two_packages_over_each_other_are_removed_and_the_one_with_cuda_installe
     assert fault.remedy.endswith("install onnxruntime-gpu")
 
 
-def test_a_provider_library_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_provider_library_is_named(tmp_path: Path) -> None:
     installed(tmp_path, "onnxruntime-gpu", "1.31.1")
     (tmp_path / LIBRARY).unlink()
     fault = found(tmp_path)
@@ -109,9 +109,7 @@ BROKEN = {
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the environment is made of links")
 @pytest.mark.parametrize("state", BROKEN)
-def test_a_broken_installation_names_itself_where_models_run_and_still_converts(
-    bare: Path, tmp_path: Path, state: str
-) -> None:
+def test_a_broken_installation_is_named_by_runs_and_still_converts(bare: Path, tmp_path: Path, state: str) -> None:
     text, fact = BROKEN[state]
     site = tmp_path / "site"
     site.mkdir()
@@ -147,7 +145,7 @@ def test_a_broken_installation_names_itself_where_models_run_and_still_converts(
         ),
     ],
 )
-def test_a_failed_import_says_what_is_missing_or_broken_and_the_command(
+def test_a_failed_import_names_the_package_and_the_command(
     packages: Any, cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installation, "packages", lambda: packages)
@@ -168,7 +166,7 @@ def test_a_failed_import_says_what_is_missing_or_broken_and_the_command(
 
 
 @pytest.mark.parametrize(("pip", "tool"), [(None, "uv pip"), (object(), "python -m pip")])
-def test_commands_use_the_tool_that_the_environment_has(pip: Any, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_use_the_environments_package_manager(pip: Any, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "find_spec", lambda name: pip)
     assert installation.install("onnxruntime>=1.23") == f"{tool} install 'onnxruntime>=1.23'"
     assert installation.again(Package("o", "1")) == f"{tool} install --force-reinstall --no-deps o==1"
@@ -199,13 +197,13 @@ NEWER = "install a newer onnxruntime, or bring the model to an older opset with 
         ("max supported IR version: 13", "max supported IR version: 13; install a newer onnxruntime"),
     ],
 )
-def test_an_error_is_a_line_of_clear_words_and_a_remedy(text: str, line: str) -> None:
+def test_an_error_is_a_clear_line_with_a_remedy(text: str, line: str) -> None:
     with pytest.raises(ModelError) as error, model_errors("open"):
         raise RuntimeError(text)
     assert str(error.value).startswith(f"onnxruntime cannot open the model: {line}")
 
 
-def test_the_remedy_of_a_run_is_about_what_is_fed() -> None:
+def test_the_remedy_of_a_failed_run_concerns_its_inputs() -> None:
     with pytest.raises(ModelError) as error, model_errors("run"):
         raise RuntimeError("odd")
     words = "onnxruntime cannot run the model: odd; check the data against the model's inputs"
@@ -256,7 +254,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     registered.cache_clear()
 
 
-def test_packages_with_a_provider_are_found_and_a_broken_one_says_why(
+def test_packages_with_a_provider_are_found_and_broken_ones_have_a_reason(
     package: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert plugins() == (Plugin(NAME, "0.4.0", "/there/libstub.so", (PROVIDER,)),)
@@ -272,7 +270,7 @@ def test_packages_with_a_provider_are_found_and_a_broken_one_says_why(
         (Runtime(offered=0), "it offers no device on this machine"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_says_why(package: ModuleType, runtime: Any, failure: str) -> None:
+def test_an_unusable_plugin_has_a_reason(package: ModuleType, runtime: Any, failure: str) -> None:
     (plugin,) = registered(runtime)
     assert plugin.failure == failure
 
@@ -296,7 +294,7 @@ def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(
         (f"CUDA {PROVIDER}", False),
     ],
 )
-def test_a_plugin_is_named_alone_or_before_the_cpu(
+def test_a_plugin_is_listed_alone_or_before_the_cpu(
     providers: str, alone: bool, package: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = Runtime()

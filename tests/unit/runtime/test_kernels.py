@@ -84,7 +84,7 @@ def test_the_cuda_table_answers_for_onnx_operators(
         ("", "Conv", 11, F16, None),
     ],
 )
-def test_a_refusal_says_whether_operator_version_or_types_are_missing(
+def test_a_refusal_says_if_operator_version_or_types_are_missing(
     domain: str, op_type: str, version: int, to: str, refusal: str | None
 ) -> None:
     assert load_kernels().refusal(domain, op_type, version, {"T": to}) == refusal
@@ -97,7 +97,7 @@ def test_a_refusal_says_whether_operator_version_or_types_are_missing(
     ("op_type", "half", "brain"),
     [("Unique", "has no Unique", "has no Unique"), ("RoiAlign", None, "has no RoiAlign in bfloat16")],
 )
-def test_what_tensorrt_lacks_in_a_type_is_told(op_type: str, half: str | None, brain: str | None) -> None:
+def test_ops_that_tensorrt_lacks_in_a_type_are_named(op_type: str, half: str | None, brain: str | None) -> None:
     told = [LIMITS["tensorrt"].refusal(op_type, dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16)]
     assert told == [why and f"TensorRT {why}" for why in (half, brain)]
     assert LIMITS["qnn"].refusal(op_type, DType.FLOAT16) is None
@@ -125,7 +125,7 @@ def test_each_release_since_1_20_has_a_table_or_the_one_before_it() -> None:
         ("1.25.0", (26, 13), True, True),
     ],
 )
-def test_tables_tell_releases_apart(release: str, limits: tuple[int, int], attention: bool, rms_norm: bool) -> None:
+def test_tables_distinguish_releases(release: str, limits: tuple[int, int], attention: bool, rms_norm: bool) -> None:
     table = load_kernels(release)
     assert table.runtime == f"onnxruntime-gpu {release}"
     assert (table.opset, table.ir) == limits
@@ -158,7 +158,7 @@ def test_an_older_release_lacks_operators_and_attributes_of_onnxruntime() -> Non
         ({}, ""),
     ],
 )
-def test_the_installed_release_is_that_of_the_gpu_package_first(
+def test_the_gpu_packages_release_takes_precedence(
     packages: dict[str, str], release: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(package: str) -> str:
@@ -171,7 +171,7 @@ def test_the_installed_release_is_that_of_the_gpu_package_first(
 
 
 @pytest.mark.stub
-def test_the_shipped_table_is_that_of_the_installed_wheel(cuda_stub: Path) -> None:
+def test_the_shipped_table_matches_the_installed_wheel(cuda_stub: Path) -> None:
     program = (
         f"import sys, json; sys.path[:0] = {[str(ROOT), str(ROOT / 'tools')]!r};"
         " from registry import kernel_registry, table_of;"

@@ -22,7 +22,7 @@ from support.fake_driver import H200, P100, Driver, Shelf
 RUN = subprocess.run
 
 
-def test_a_subprocess_can_import_the_package_and_nothing_from_here() -> None:
+def test_a_subprocess_imports_the_package_and_nothing_from_its_folder() -> None:
     python, *words, program, last = command("run()", "an argument")
     home = str(Path(amp_rewrite.__file__).parents[1])
     assert (python, words, last) == (sys.executable, ["-P", "-c"], "an argument")
@@ -49,7 +49,7 @@ def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda words, **options: RUN([words[0], "-c", program], **options))
 
 
-def test_the_driver_is_asked_in_another_process_whose_crash_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_queried_in_a_process_that_may_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [
         {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
         {"name": "Odd", "capability": [8, 0], "memory": None},
@@ -67,7 +67,7 @@ def test_the_driver_is_asked_in_another_process_whose_crash_is_an_answer(monkeyp
 
 
 @pytest.mark.parametrize(("built", "opening"), [(True, True), (True, False), (False, True)])
-def test_cuda_opens_where_a_build_has_it_and_a_model_opens(
+def test_cuda_opens_if_the_build_has_it_and_a_model_loads(
     built: bool, opening: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "has_provider", lambda name: built)
@@ -104,7 +104,7 @@ def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.parametrize(
     ("lacks", "opens"), [({}, True), ({"error": "no half"}, False), ({"assigned": ["CPUExecutionProvider"]}, False)]
 )
-def test_webgpu_opens_where_it_takes_float16(lacks: dict[str, Any], opens: bool, webgpu: SimpleNamespace) -> None:
+def test_webgpu_opens_if_it_supports_float16(lacks: dict[str, Any], opens: bool, webgpu: SimpleNamespace) -> None:
     vars(webgpu).update(lacks)
     assert runner.webgpu_opens() is opens
 
@@ -112,7 +112,7 @@ def test_webgpu_opens_where_it_takes_float16(lacks: dict[str, Any], opens: bool,
 # -- GPUs ----------------------------------------------------------------------------------------------
 
 
-def test_gpus_are_told_by_the_driver_and_what_they_are_fast_in() -> None:
+def test_gpus_and_their_fast_types_come_from_the_driver() -> None:
     assert hardware(Shelf(Driver(H200, P100))) == Hardware((H200, P100), (13, 2), None)
     gpus = [Gpu("G", capability) for capability in ((6, 9), (7, 0), (7, 5), (8, 0), (10, 0))]
     for to, slow in ((DType.FLOAT16, 1), (DType.BFLOAT16, 3)):
@@ -132,7 +132,7 @@ UNSEEN = "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the
         (Shelf(Driver(starts=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit returns 999")),
     ],
 )
-def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
+def test_a_missing_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
     assert hardware(shelf) == found
 
 

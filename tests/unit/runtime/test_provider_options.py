@@ -54,13 +54,15 @@ CALLED = """<ir_version: 10, opset_import: ["": 20, "own": 1]>
         (network(8, "bfloat16", opset=20), False, False, False),  # not valid
     ],
 )
-def test_a_model_decides_tf32_and_layout(model: onnx.ModelProto, tf32: bool, channels_last: bool, costs: bool) -> None:
+def test_a_model_decides_on_tf32_and_layout(
+    model: onnx.ModelProto, tf32: bool, channels_last: bool, costs: bool
+) -> None:
     found = cuda_options(Model(model))
     assert (found.tf32, found.channels_last, bool(found.cost)) == (tf32, channels_last, costs)
     assert found.without_layout == {"use_tf32": str(int(tf32))}
 
 
-def test_a_report_and_the_doctor_print_the_line_of_a_plain_session() -> None:
+def test_a_report_and_the_doctor_print_the_options_of_a_plain_session() -> None:
     line = 'InferenceSession(path, providers=[("CUDAExecutionProvider", {"prefer_nhwc": 1, "fuse_conv_bias": 1}), '
     line += '"CPUExecutionProvider"])'
     report = amp_rewrite.convert(network(8, "float")).report
@@ -109,7 +111,7 @@ KEPT = ("name=first", "name=last")
 
 
 @pytest.mark.parametrize(("condition", "permitted"), [(1.0, True), (100.0, False), (1e5, False)])
-def test_a_file_permits_tf32_where_its_outputs_allow_it(condition: float, permitted: bool, tmp_path: Path) -> None:
+def test_a_file_permits_tf32_if_its_outputs_tolerate_it(condition: float, permitted: bool, tmp_path: Path) -> None:
     model = beside(condition)
     unchecked = amp_rewrite.convert(model, keep=KEPT)
     assert "8 convolutions" in cuda_options(unchecked.result).cost
@@ -131,7 +133,7 @@ def test_a_file_permits_tf32_where_its_outputs_allow_it(condition: float, permit
 
 
 @pytest.mark.parametrize(("tolerance", "permitted"), [(0.2, True), (2e-3, False)])
-def test_a_criterion_of_yours_decides_tf32_on_your_data(tolerance: float, permitted: bool) -> None:
+def test_your_criterion_and_data_decide_on_tf32(tolerance: float, permitted: bool) -> None:
     rng = np.random.default_rng(2)
     data = {"x": rng.standard_normal((2, 4, 8, 8), np.float32), "u": rng.standard_normal((2, 8), np.float32)}
     repaired = amp_rewrite.repair(beside(100.0), data, tolerance=tolerance, keep=KEPT)
@@ -139,7 +141,7 @@ def test_a_criterion_of_yours_decides_tf32_on_your_data(tolerance: float, permit
     assert cuda_options(repaired.converted.result).tf32 == permitted
 
 
-def test_a_half_model_without_changes_stays_as_it_is() -> None:
+def test_a_half_model_without_changes_stays_unchanged() -> None:
     data = {"x": np.zeros((1, 4, 8, 8), np.float16), "w": np.zeros((4, 4, 3, 3), np.float16)}
     repaired = amp_rewrite.repair(network(8, tail=PRODUCT), data, tolerance=1e-2, keep=["op=MatMul"])
     assert repaired.converted.plan.empty
@@ -147,7 +149,7 @@ def test_a_half_model_without_changes_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("keep", "rule"), [((), "cancellation"), (("name=first",), "keep")])
-def test_a_product_whose_digits_a_rule_protects_gets_no_tf32(keep: tuple[str, ...], rule: str) -> None:
+def test_a_product_protected_by_a_rule_gets_no_tf32(keep: tuple[str, ...], rule: str) -> None:
     model = beside(1.0, "square = Mul (u, u) sum = ReduceSum (square) o = Sub (sum, q)")
     converted = amp_rewrite.convert(model, keep=keep, check=True)
     assert {row.rule for row in converted.report.rows if row.name == "first"} == {rule}
@@ -156,7 +158,7 @@ def test_a_product_whose_digits_a_rule_protects_gets_no_tf32(keep: tuple[str, ..
 
 
 @pytest.mark.parametrize(("op", "sizes"), [("MatMul", (3, 3)), ("Gemm", (3, 3)), ("Conv", (2, 3, 1))])
-def test_operands_have_the_digits_of_tf32_and_are_added_in_float32(op: str, sizes: tuple[int, ...]) -> None:
+def test_operands_are_rounded_to_tf32_and_added_in_float32(op: str, sizes: tuple[int, ...]) -> None:
     typed = f"float[{', '.join(map(str, sizes))}]"
     model = Model(onnx.parser.parse_model(f"{HEAD} ({typed} x, {typed} w) => (float y) {{ y = {op} (x, w) }}"))
     rng = np.random.default_rng(0)
@@ -238,7 +240,7 @@ def test_options_reach_the_provider_and_the_callers_win(
     assert seen == [passed]
 
 
-def test_channels_last_go_where_a_run_finds_no_plan(
+def test_channels_last_is_dropped_if_a_run_finds_no_plan(
     seen: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Opened, "planless", True)
@@ -246,7 +248,7 @@ def test_channels_last_go_where_a_run_finds_no_plan(
     assert seen == [{"use_tf32": "1", **CHANNELS_LAST}, {"use_tf32": "1"}]
 
 
-def test_verify_and_bench_open_models_as_sessions_do(seen: list[dict[str, str]]) -> None:
+def test_verify_and_bench_open_models_like_sessions(seen: list[dict[str, str]]) -> None:
     Runner.open(Model(network(8)), session_on(CUDA))
     given = Candidate(0, "m", Model(network(8, "float")), None, {}, CUDA, (), 1)  # type: ignore[arg-type]
     given.opened()
@@ -266,7 +268,7 @@ for text in sys.argv[1:]:
 
 
 @pytest.mark.stub
-def test_what_no_graph_can_record_runs_without_one_and_onnxruntime_says_why(cuda_stub: Path) -> None:
+def test_unrecordable_models_run_without_a_graph_with_onnxruntimes_reason(cuda_stub: Path) -> None:
     branches = "then_branch = a () => (float[2] z) { z = Relu (x) }, else_branch = b () => (float[2] w) { w = Neg (x) }"
     models = [
         f"{HEAD} (float[2, 2] x) => (float[2, 2] y) {{ y = MatMul (x, x) }}",
@@ -317,7 +319,7 @@ def graphs(records: bool = True) -> tuple[Any, CudaGraphs]:
     return model, CudaGraphs(model, 0)
 
 
-def test_a_graph_is_recorded_once_for_each_shape_and_results_outlive_the_next_run() -> None:
+def test_a_graph_is_recorded_once_per_shape_and_results_outlive_the_next_run() -> None:
     model, recorded = graphs()
     rows = [np.full((size, 2), size + number, np.float32) for size in (1, 2) for number in range(3)]
     results = [recorded.run({"x": row}) for row in rows]
@@ -326,7 +328,7 @@ def test_a_graph_is_recorded_once_for_each_shape_and_results_outlive_the_next_ru
     assert (model.usual, model.bound) == (2, 2)
 
 
-def test_shapes_beyond_the_limit_and_what_cannot_be_recorded_run_as_usual() -> None:
+def test_shapes_beyond_the_limit_and_unrecordable_ones_run_as_usual() -> None:
     model, recorded = graphs()
     for size in range(MAX_GRAPHS + 2):
         recorded.run({"x": np.zeros(size, np.float32)})

@@ -46,7 +46,7 @@ CLOSE = 128 * 2.0**-24 * 60
 # -- ports ---------------------------------------------------------------------------------------------
 
 
-def test_a_runner_says_what_goes_in_and_what_comes_out() -> None:
+def test_a_runner_lists_its_inputs_and_outputs() -> None:
     runner = Runner.open(
         parsed("""g (float[n, 3] x, float[3] w, seq(int64[2]) s, optional(float[1]) o)
             => (float[n, 3] y, int64 k, seq(int64[2]) t, bool h) <float[3] w = {1, 2, 3}> {
@@ -83,7 +83,7 @@ def same(found: dict[str, object], expected: dict[str, object]) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_outputs_come_by_name_and_defaults_may_be_left_out() -> None:
+def test_outputs_are_returned_by_name_and_defaults_are_optional() -> None:
     runner = Runner.open(parsed(TWO))
     same(runner.run({"x": X}), {"y": -X, "z": X + X})
     same(runner.run({"x": X}, ["z"]), {"z": X + X})
@@ -95,7 +95,7 @@ def test_outputs_come_by_name_and_defaults_may_be_left_out() -> None:
     same(runner.run({"x": ones, "w": ones}), {"y": ones})
 
 
-def test_only_what_the_outputs_asked_for_need_is_opened() -> None:
+def test_only_the_part_behind_the_requested_outputs_is_opened() -> None:
     """The other output cannot be computed: nobody knows its op."""
     model = parsed("""g (float[2, 3] x, bool c) => (float[2, 3] y, float[2, 3] z) {
         y = Neg (x)
@@ -130,9 +130,7 @@ def test_sequences_are_lists_and_empty_optionals_are_none() -> None:
 
 @pytest.mark.parametrize("between", ["n = Identity (m)", "n = Abs (m)"])
 @pytest.mark.parametrize("optimized", [True, False])
-def test_the_statistics_of_a_training_normalization_are_not_written_into_what_is_fed(
-    between: str, optimized: bool
-) -> None:
+def test_a_training_normalization_never_writes_into_its_inputs(between: str, optimized: bool) -> None:
     """onnxruntime updates them in place where nobody else reads them."""
     model = parsed(f"""g (float[2, 3] x, float[3] s, float[3] m, float[3] v) => (float[2, 3] y, float[3] z) {{
         {between}
@@ -165,7 +163,7 @@ def test_weights_stay_in_their_file(tmp_path: Path, external: bool) -> None:
     np.testing.assert_allclose(runner.run({"x": ROW})["y"], ROW @ WEIGHT, atol=CLOSE, rtol=0)
 
 
-def test_a_pending_cast_is_done(tmp_path: Path) -> None:
+def test_a_pending_cast_is_applied(tmp_path: Path) -> None:
     """What runs is the rounded weight, not the one in the file."""
     onnx.save(heavy(), tmp_path / "m.onnx")
     converted = amp_rewrite.convert(tmp_path / "m.onnx", to="float16").result
@@ -180,7 +178,7 @@ def test_a_pending_cast_is_done(tmp_path: Path) -> None:
     np.testing.assert_allclose(z, y, atol=2.0**-10 * 60)
 
 
-def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_in_memory_are_passed_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     y = Runner.open(Model.load(heavy())).run({"x": ROW})["y"]
@@ -188,7 +186,7 @@ def test_a_model_with_much_in_memory_is_handed_over_as_a_file(tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
 
     def full(*_: object, **__: object) -> None:
@@ -199,7 +197,7 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monk
         Runner.open(Model.load(heavy()))
 
 
-def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(heavy(), path)
     model = Model.load(path)
@@ -226,7 +224,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(fed: dict[str, object], outputs: list[str] | None, message: str) -> None:
+def test_mismatched_inputs_are_one_line(fed: dict[str, object], outputs: list[str] | None, message: str) -> None:
     with pytest.raises(ModelError) as error:
         Runner.open(parsed(TWO)).run(fed, outputs)
     assert str(error.value) == message
@@ -239,7 +237,7 @@ def test_what_does_not_fit_is_said_in_one_line(fed: dict[str, object], outputs: 
     CUDA not in onnxruntime.get_available_providers() or cuda_opens(),
     reason="for an onnxruntime with CUDA on a machine without",
 )
-def test_a_provider_that_does_not_open_is_not_claimed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_provider_that_does_not_open_is_not_reported(capfd: pytest.CaptureFixture[str]) -> None:
     runner = Runner.open(parsed(TWO), SessionOptions(providers=[CUDA, CPU]))
     assert runner.provider == CPU
     with pytest.raises(ModelError) as error:
@@ -283,7 +281,7 @@ def test_options_reach_the_runtime(opened: Options) -> None:
     assert opened == [USUAL, {**USUAL, "level": "ORT_DISABLE_ALL", "threads": 1}, {**USUAL, "reuse": False}]
 
 
-def test_optimizers_that_may_end_the_process_are_off_where_a_model_needs_it(
+def test_optimizers_that_may_crash_the_process_are_disabled_for_such_models(
     opened: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Runner.open(convert(TESTS / "models" / "lstm_ts13.onnx").result)  # whose Transposes the conversion parted
@@ -296,7 +294,7 @@ def test_optimizers_that_may_end_the_process_are_off_where_a_model_needs_it(
 # -- training normalizations ---------------------------------------------------------------------------
 
 
-def test_inputs_that_a_training_normalization_writes_are_found_behind_copies() -> None:
+def test_inputs_updated_by_a_training_normalization_are_found_through_copies() -> None:
     graph = parsed(
         """g (float[1, 2] x, float[2] s, float[2] b, float[2] m, float[2] v) => (float[1, 2] y, float[2] k) {
             one = Identity (m)
@@ -326,7 +324,7 @@ def buffered(text: str, **state: object) -> BufferedRunner:
     return runner.buffered(buffer, {name: f"new_{name}" for name in state}, ["sum"])
 
 
-def test_a_run_reads_one_side_and_writes_the_other_in_the_same_places() -> None:
+def test_a_run_alternates_between_two_sets_of_buffers() -> None:
     made = buffered(COUNTING, s=[1, 2], t=5)
     seen = [float(made.run(side, {"x": np.array([3, 4], np.float32)})["sum"]) for side in (0, 1, 0)]
 
@@ -342,7 +340,7 @@ def test_a_run_reads_one_side_and_writes_the_other_in_the_same_places() -> None:
     assert places == [value.data_ptr() for side in made.buffer.sides for value in side.values()]
 
 
-def test_inputs_may_change_their_size_and_their_arrays_may_be_used_again() -> None:
+def test_inputs_may_change_size_and_their_arrays_may_be_reused() -> None:
     made = buffered(COUNTING, s=[0, 0], t=0)
     x = np.ones(4, np.float32)
     seen = []
@@ -353,7 +351,7 @@ def test_inputs_may_change_their_size_and_their_arrays_may_be_used_again() -> No
     assert seen == [4, 4, 0, 24]
 
 
-def test_outputs_that_are_none_and_arrays_that_are_no_input_are_refused() -> None:
+def test_unknown_outputs_and_arrays_for_no_input_are_refused() -> None:
     runner = Runner.open(Model.load(onnx.parser.parse_model(COUNTING)))
     with pytest.raises(ModelError) as error:
         runner.buffered(runner.double_buffer({}), {}, ["loss"])
@@ -401,7 +399,7 @@ class Value:
         (("cuda", 0), ("cpu", 0), False),
     ],
 )
-def test_a_tensor_is_bound_where_it_lies_or_copied(
+def test_a_tensor_is_bound_in_place_or_copied(
     lies: tuple[str, int], wanted: tuple[str, int], same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffers, "copied", lambda value, *place: place)
@@ -423,7 +421,7 @@ class Elsewhere:
         return int(self.value.element_type())
 
 
-def test_bits_of_types_that_numpy_lacks_are_copied_only_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_that_numpy_lacks_are_copied_only_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(6, dtype=DType.BFLOAT16.numpy).reshape(2, 3)
     places: list[str] = []
 

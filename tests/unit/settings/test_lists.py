@@ -88,7 +88,7 @@ def test_an_absent_attribute_counts_as_its_onnx_default() -> None:
     assert color(lists, "ScatterND") == "clear"
 
 
-def test_several_tests_of_one_condition_must_all_hold(tmp_path: Path) -> None:
+def test_all_tests_of_a_condition_must_hold(tmp_path: Path) -> None:
     lists = overlaid(tmp_path, "deny: [{op: Gemm, when: {transA: 1, operands: 3}}]")
     seen = {(n, t): color(lists, "Gemm", operands=n, transA=t) for n in (2, 3, 4) for t in (0, 1)}
     assert {case for case, found in seen.items() if found == "deny"} == {(3, 1), (4, 1)}
@@ -96,13 +96,13 @@ def test_several_tests_of_one_condition_must_all_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("domain", ["", "ai.onnx.ml", "com.microsoft"])
-def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, domain: str) -> None:
+def test_an_unknown_op_of_a_known_domain_is_refused(tmp_path: Path, domain: str) -> None:
     with pytest.raises(ListError, match="no such op as"):
         overlaid(tmp_path, f"deny: ['{domain}::Nonesuch']" if domain else "deny: [Nonesuch]")
     assert color(overlaid(tmp_path, "deny: ['my.domain::Nonesuch']"), "Nonesuch", "my.domain") == "deny"
 
 
-def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
+def test_an_overlay_adds_and_moves_ops_and_records_its_source(tmp_path: Path) -> None:
     lists = overlaid(tmp_path, "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\n")
     moved = [
         lists.classify(domain, op, {}, 2) for domain, op in (("", "Softmax"), ("my.domain", "Fancy"), ("", "MatMul"))
@@ -116,7 +116,7 @@ def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
     assert lists.name == "float16+my.yaml"
 
 
-def test_an_unconditional_entry_replaces_conditional_ones_and_they_precede_it(tmp_path: Path) -> None:
+def test_an_unconditional_entry_replaces_earlier_conditional_ones(tmp_path: Path) -> None:
     whole = overlaid(tmp_path, "deny: [Resize]")
     assert (color(whole, "Resize", mode="nearest"), color(whole, "Resize", mode="cubic")) == ("deny", "deny")
     assert [entry.source for entry in whole.entries_of("", "Resize")] == ["my.yaml:1"]
@@ -128,7 +128,7 @@ def test_an_unconditional_entry_replaces_conditional_ones_and_they_precede_it(tm
     assert [entry.color for entry in same.entries_of("", "Resize")] == [Color.DENY, Color.GRAY]
 
 
-def test_conditional_entries_alone_leave_the_rest_unlisted(tmp_path: Path) -> None:
+def test_conditional_entries_leave_other_cases_unlisted(tmp_path: Path) -> None:
     lists = overlaid(tmp_path, "base: empty\nallow: [{op: Einsum, when: {operands: 2}}]")
     entry = lists.classify("", "Einsum", {}, 1)
     assert (entry.color, entry.because) == (Color.UNLISTED, "none of its conditions holds")
@@ -144,7 +144,7 @@ def test_later_overlays_win_and_bases_come_first(tmp_path: Path) -> None:
         load_lists(DType.FLOAT16, [deny, {"base": "empty"}])
 
 
-def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
+def test_the_fingerprint_depends_on_decisions_and_not_on_reasons() -> None:
     plain = load_lists(DType.FLOAT16).fingerprint
     assert (
         load_lists(DType.FLOAT16, [{"deny": [{"op": "Exp", "need": "range", "because": "else"}]}]).fingerprint == plain
@@ -217,7 +217,7 @@ def test_a_bad_list_is_refused_with_file_line_and_advice(tmp_path: Path, text: s
     assert refusal(tmp_path, text) == f"my.yaml:{message}"
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ListError, match=r"^tensorflw: no such list file; did you mean 'tensorflow'\?$"):
         load_lists(DType.FLOAT16, ["tensorflw"])
     with pytest.raises(ListError, match=r"gone\.yaml: no such list file; the shipped lists are float16"):
@@ -259,7 +259,7 @@ def test_a_mapping_is_checked_like_a_file() -> None:
 
 @settings(max_examples=60)
 @given(st.text(st.sampled_from("deny allow:-[]{},'\"\n #&*!|>~0.<=Exp"), max_size=60))
-def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_is_either_a_list_or_a_list_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("lists") / "any.yaml"
     path.write_text(text)
     try:
@@ -270,7 +270,7 @@ def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPa
         assert lists.name == "float16+any.yaml"
 
 
-def test_levels_change_the_lists_that_they_name() -> None:
+def test_levels_change_only_their_lists() -> None:
     lists = load_lists(DType.FLOAT16)
     for level in ("default", "unsafe-force-all", "lower-all"):
         assert lists.at_level(level) is lists
@@ -334,5 +334,5 @@ def test_a_bad_variable_is_refused(stated: str, error: type[Exception], message:
         (None, "0", False),
     ],
 )
-def test_an_attribute_is_the_listed_one_if_type_and_value_fit(actual: object, wanted: str, same: bool) -> None:
+def test_an_attribute_matches_in_type_and_value(actual: object, wanted: str, same: bool) -> None:
     assert _same(actual, wanted) is same

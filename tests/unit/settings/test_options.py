@@ -74,7 +74,7 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_environment_and_that_the_file(tmp_path: Path) -> None:
     written(tmp_path, 'level = "lower-all"\nto = "bfloat16"\ntarget = "onnx"\noverwrite = true\nlists = ["a.yaml"]\n')
     environ = {"AMP_REWRITE_LEVEL": "unsafe-force-all", "AMP_REWRITE_LISTS": f"b.yaml{os.pathsep}c.yaml"}
 
@@ -91,7 +91,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)
 
 
-def test_the_environment_gives_level_and_lists() -> None:
+def test_the_environment_sets_level_and_lists() -> None:
     assert from_environment(
         {"AMP_REWRITE_LEVEL": "TREAT_GRAY_AS_DENY", "AMP_REWRITE_LISTS": f"{os.pathsep}a.yaml"}
     ) == {"level": "TREAT_GRAY_AS_DENY", "lists": ("a.yaml",)}
@@ -121,7 +121,7 @@ def test_the_environment_gives_level_and_lists() -> None:
         ("# " + "x" * (1 << 16), "larger than 64 KiB, so it is not a TOML file; name another"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_named_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_a_file_is_named_with_a_remedy(tmp_path: Path, text: str, message: str) -> None:
     file = written(tmp_path, text)
 
     with pytest.raises(ConfigError) as caught:
@@ -130,7 +130,7 @@ def test_a_mistake_in_a_file_is_named_with_the_way_out(tmp_path: Path, text: str
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings({}, {}, config=tmp_path / "none.toml")
     assert str(caught.value) == (f"{tmp_path}/none.toml: cannot be read (No such file or directory); name a TOML file")
@@ -142,13 +142,13 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ConfigError, match=r"pipe\.toml: cannot be read \(it is not a regular file\); name a TOML file"):
         settings({}, {}, config=tmp_path / "pipe.toml")
 
 
-def test_an_unknown_choice_names_the_variable_that_made_it(tmp_path: Path) -> None:
+def test_an_unknown_choice_names_its_environment_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^AMP_REWRITE_LEVEL: unknown value 'x' for level; use one of default, "):
         settings({}, {"AMP_REWRITE_LEVEL": "x"}, folder=tmp_path)
 
@@ -160,14 +160,14 @@ def test_each_option_has_a_type_and_a_default() -> None:
     assert DEFAULTS.keys() == Options.__annotations__.keys() == Options.__optional_keys__
 
 
-def test_a_request_reads_what_is_stated_once() -> None:
+def test_a_request_reads_each_setting_once() -> None:
     request = Request(to="bf16", keep="op=Softmax", opset="21", fail_on=("raised,casts",))  # type: ignore[arg-type]
     assert (request.to, request.keep, request.opset) == (DType.BFLOAT16, ("op=Softmax",), 21)
     assert request.fail_on == ("raised", "casts")
     assert replace(request, keep=()) == Request(to=DType.BFLOAT16, opset=21, fail_on=("raised", "casts"))
 
 
-def test_a_request_tells_of_the_stages_of_a_conversion() -> None:
+def test_a_request_reports_the_stages_of_a_conversion() -> None:
     told: list[tuple[str, int, int]] = []
     request = Request.of(progress=lambda *stage: told.append(stage))
     Draft.of(ROOT / "examples" / "models" / "digits_cnn.onnx", request)
@@ -226,13 +226,13 @@ FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_
         (onnx.TensorProto.INT8, "cannot lower to int8; use float16 or bfloat16"),
     ],
 )
-def test_what_is_not_a_low_type_is_refused(to: Any, message: str) -> None:
+def test_other_types_are_refused(to: Any, message: str) -> None:
     with pytest.raises(PolicyError) as error:
         convert(NET, to=to)
     assert str(error.value) == message
 
 
-def test_none_stands_for_the_default_of_every_keyword() -> None:
+def test_none_means_the_default_of_every_keyword() -> None:
     options: dict[str, Any] = dict.fromkeys(request.KEYWORDS)
     assert convert(NET, headroom=None, **options).report == convert(NET).report  # type: ignore[arg-type]
     near: dict[str, Any] = {"rtol": 0.1, "outputs": None, "equal_nan": None, "emulate": None}
@@ -264,14 +264,14 @@ TEXTS = "a string or a list of strings"
         ("metric", 3, "unknown metric '3'; use one of cosine, snr, top1, scaled with a bound"),
     ],
 )  # fmt: skip
-def test_a_value_of_a_wrong_type_is_an_error_with_its_keyword(keyword: str, value: Any, message: str) -> None:
+def test_a_value_of_the_wrong_type_is_an_error_with_its_keyword(keyword: str, value: Any, message: str) -> None:
     of_verify = keyword in ("rtol", "atol", "equal_nan", "outputs", "progress", "metric")
     with pytest.raises(PolicyError) as error:
         verify(NET, NET, DATA, **{keyword: value}) if of_verify else convert(NET, **{keyword: value})
     assert str(error.value) == message
 
 
-def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
+def test_an_option_is_spelled_as_its_user_writes_it() -> None:
     words = (("metric",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"), ("external_data", True))
     assert [spelled(*word) for word in words[:4]] == ["metric=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
     with option_spelling(("overwrite", "opset", "metric")):

@@ -79,11 +79,11 @@ def names(view: View, pattern: str) -> list[str]:
         ("input=past_*,op=Exp", ["Exp_10"]),
     ],
 )
-def test_a_pattern_selects_the_ops_that_pass_all_its_terms(block: View, pattern: str, expected: list[str]) -> None:
+def test_a_pattern_selects_ops_that_satisfy_all_its_terms(block: View, pattern: str, expected: list[str]) -> None:
     assert names(block, pattern) == expected
 
 
-def test_a_value_that_only_gives_a_shape_does_not_count_as_feeding() -> None:
+def test_a_value_read_only_for_its_shape_feeds_nothing() -> None:
     view = view_of("""
     <ir_version: 10, opset_import: ["" : 21]>
     g (float[2,2] x, float[4] w) => (float[2,2] y) {
@@ -124,7 +124,7 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
         ),
     ],
 )
-def test_a_malformed_pattern_is_named_with_the_way_out(pattern: str, message: str) -> None:
+def test_a_malformed_pattern_is_named_with_a_remedy(pattern: str, message: str) -> None:
     with pytest.raises(PatternError) as caught:
         parse_pattern(pattern)
 
@@ -156,7 +156,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_a_suggestion(block: Vie
     assert str(caught.value) == f"pattern '{pattern}' matches nothing: {message}"
 
 
-def test_overrides_remember_the_first_pattern_that_names_an_op(block: View) -> None:
+def test_overrides_remember_the_first_matching_pattern(block: View) -> None:
     kept, lowered = overrides(block, ["op=Softmax", "scope=decoder"], ["op=MatMul", "*/q"])
 
     assert {block.ops[op].name.rpartition("/")[2]: pattern for op, pattern in (kept | lowered).items()} == {
@@ -192,7 +192,7 @@ def test_an_op_that_is_kept_and_lowered_is_a_contradiction(block: View) -> None:
         (["low", "keep"], {}),
     ],
 )
-def test_of_io_rules_the_last_one_wins(block: View, rules: str | list[str] | None, expected: dict[str, str]) -> None:
+def test_the_last_matching_io_rule_wins(block: View, rules: str | list[str] | None, expected: dict[str, str]) -> None:
     found = io_types(block, parse_io(rules), DType.FLOAT16)
 
     assert {block.value_name(v): t.spelling for v, t in found.items()} == expected
@@ -221,7 +221,7 @@ FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
         ("past_*", f"io 'past_*' is not a rule; {FORMS}"),
     ],
 )  # fmt: skip
-def test_an_io_rule_that_makes_no_sense_is_an_error_with_the_way_out(block: View, rule: str, message: str) -> None:
+def test_a_senseless_io_rule_is_an_error_with_a_remedy(block: View, rule: str, message: str) -> None:
     with pytest.raises(PatternError) as caught:
         io_types(block, parse_io([rule]), DType.FLOAT16)
 
@@ -259,20 +259,20 @@ def lowered_names(model: onnx.ModelProto, io: str | list[str]) -> set[str]:
         ("past_key_values_0_key", "present_key_values_0_key"),
     ],
 )
-def test_names_of_exporters_are_those_of_caches(past: str, present: str) -> None:
+def test_cache_names_of_exporters_are_recognized(past: str, present: str) -> None:
     assert lowered_names(net([past, "x"], [present, "y"]), io="caches") == {past, present}
 
 
 @pytest.mark.parametrize(
     "name", ["past_values", "past_time_features", "presentation", "past_key_values_length", "input"]
 )
-def test_other_names_are_not_those_of_caches(name: str) -> None:
+def test_other_names_are_not_taken_for_caches(name: str) -> None:
     model = net([name, "past_key_values.0.key"], ["y", "present.0.key"])
     assert lowered_names(model, io="caches") == {"past_key_values.0.key", "present.0.key"}
     with pytest.raises(PatternError, match=r"io 'caches': no float32 input or output is named as a key-value cache"):
         convert(net([name], ["y"]), io="caches")
 
 
-def test_caches_that_have_the_type_already_are_no_error() -> None:
+def test_caches_already_in_the_type_are_accepted() -> None:
     model = net(["past_key_values.0.key"], ["present.0.key"], TensorProto.FLOAT16)
     assert "past_key_values.0.key" in lowered_names(model, io="caches")

@@ -70,7 +70,7 @@ def test_a_target_of_a_release_has_one_spelling(word: str, value: str) -> None:
         ("cdua:1.22", "unknown value 'cdua'"),
     ],
 )
-def test_another_target_is_refused_with_what_is_wrong(word: str, words: str) -> None:
+def test_an_invalid_target_is_refused_with_the_reason(word: str, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         convert(graph(PRODUCT), target=word)  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ def test_auto_never_exceeds_the_opset_of_the_target(target: str, opset: int) -> 
     assert "float16" in types(result).values()
 
 
-def test_a_model_that_the_target_does_not_open_is_told() -> None:
+def test_a_model_that_the_target_cannot_open_is_reported() -> None:
     result = convert(graph(PRODUCT, 23, 11), target="ort-cuda:1.22")
     assert [f.message for f in result.report.findings if f.kind == "target_limits"] == [
         "onnxruntime-gpu 1.22.0 opens models up to IR version 10, not 11",
@@ -132,7 +132,7 @@ def test_a_type_that_the_target_lacks_is_an_error(target: str) -> None:
 
 
 @pytest.mark.parametrize(("to", "dtype"), [("float16", "float16"), ("bfloat16", "float32")])
-def test_tensorrt_keeps_what_its_documentation_excludes(to: str, dtype: str) -> None:
+def test_tensorrt_keeps_ops_excluded_by_its_documentation(to: str, dtype: str) -> None:
     body = "a = MatMul (x, w)  b = Mish (a)  y = MatMul (b, w)"
     result = convert(graph(body, 18), target="tensorrt", to=to)  # type: ignore[arg-type]
     (mish,) = (row for row in result.report.rows if row.op == "Mish")
@@ -176,7 +176,7 @@ def attention(size: int) -> ModelProto:
 @pytest.mark.parametrize(
     ("release", "size", "dtype"), [("1.25", 512, "float32"), ("1.25", 256, "float16"), ("1.31", 512, "float16")]
 )
-def test_attention_with_wide_heads_stays_float32_where_it_gives_nan(release: str, size: int, dtype: str) -> None:
+def test_attention_with_wide_heads_stays_float32_if_it_would_give_nan(release: str, size: int, dtype: str) -> None:
     result = convert(attention(size), target=f"ort-cuda:{release}", fuse="basic")  # type: ignore[arg-type]
     (row,) = (row for row in result.report.rows if row.op == "Attention")
     assert row.dtype == dtype
@@ -184,7 +184,7 @@ def test_attention_with_wide_heads_stays_float32_where_it_gives_nan(release: str
         assert row.rule == "runtime_fault" and "issues/28195" in row.note
 
 
-def test_a_request_overrides_a_fault_and_the_report_tells_of_it() -> None:
+def test_a_request_overrides_a_fault_and_the_report_names_it() -> None:
     result = convert(attention(512), target="ort-cuda:1.25", lower="op=Attention")
     (row,) = (row for row in result.report.rows if row.op == "Attention")
     assert row.dtype == "float16"

@@ -22,7 +22,7 @@ DATA = list(batches(12))
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 5}])
-def test_a_run_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
     data = [*DATA[:3], {"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}, *DATA[4:]]
     straight = trainer(**options)
     straight.fit(data)
@@ -38,7 +38,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], 
     assert straight.skipped == second.skipped == 1 and straight.nonfinite == second.nonfinite == 1
 
 
-def test_a_checkpoint_shows_what_is_in_it(tmp_path: Path) -> None:
+def test_a_checkpoint_shows_its_contents(tmp_path: Path) -> None:
     trainer(optimizer="sgd,momentum=0.9").save(tmp_path / "a.npz")
     slots = [path for name in ("w1", "b1", "w2", "b2") for path in (f"parameter/{name}", f"slot/{name}/momentum")]
     counts = ["step", "loss_scale", "good_steps", "count/skipped", "count/nonfinite"]
@@ -60,7 +60,7 @@ def test_a_checkpoint_loads_with_and_without_loss_scaling(saved: Any, loaded: An
     assert target.steps == 3
 
 
-def test_an_older_checkpoint_is_replaced_and_a_failed_write_leaves_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_older_checkpoint_is_replaced_but_survives_a_failed_write(tmp_path: Path, monkeypatch: Any) -> None:
     made = trainer()
     made.save(tmp_path / "a.npz")
     old = (tmp_path / "a.npz").read_bytes()
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_step_is_refused(
     assert fact in refused(trainer(**options), path)
 
 
-def test_what_is_no_checkpoint_and_a_place_that_can_not_be_written_are_named(tmp_path: Path) -> None:
+def test_invalid_checkpoints_and_unwritable_paths_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     assert "is not a checkpoint of a training step; use a file written" in refused(trainer(), tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
@@ -126,7 +126,7 @@ def refused(made: Trainer, path: Path) -> str:
     return str(error.value)
 
 
-def test_micro_batches_may_be_others_only_after_a_whole_step(tmp_path: Path) -> None:
+def test_micro_batches_may_change_only_after_a_whole_step(tmp_path: Path) -> None:
     begun = trainer(micro_batches=4)
     begun.fit(DATA[:3])
     begun.save(tmp_path / "a.npz")
@@ -156,7 +156,7 @@ def _trainer(optimizer: StatefulOptimizer, policy: str = "mixed_float16") -> Tra
     return Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=optimizer, policy=policy), **PLACE)
 
 
-def test_a_step_goes_on_where_its_optimizer_stands() -> None:
+def test_a_step_continues_from_the_state_of_its_optimizer() -> None:
     optimizer = _wrapped(DynamicLossScale(2.0**12, 4))
     first = _trainer(optimizer)
     first.fit(SIX[:3])
@@ -169,7 +169,7 @@ def test_a_step_goes_on_where_its_optimizer_stands() -> None:
     assert all((second.state[name] == weights[name]).all() for name in weights)
 
 
-def test_a_learning_rate_that_is_set_holds_from_the_next_step_on() -> None:
+def test_a_new_learning_rate_applies_from_the_next_step() -> None:
     optimizer = StatefulOptimizer(SGD(0.1))
     trainer = _trainer(optimizer, "float32")
     trainer.fit(SIX[:1])
@@ -183,7 +183,7 @@ def test_a_learning_rate_that_is_set_holds_from_the_next_step_on() -> None:
     assert not same(before, trainer.state, "step")
 
 
-def test_another_hyperparameter_that_is_set_too_late_is_an_error() -> None:
+def test_setting_another_hyperparameter_too_late_is_an_error() -> None:
     optimizer = StatefulOptimizer(SGD(0.1, momentum=0.9))
     trainer = _trainer(optimizer, "float32")
     optimizer.momentum = 0.5
@@ -195,7 +195,7 @@ def test_another_hyperparameter_that_is_set_too_late_is_an_error() -> None:
     )
 
 
-def test_an_optimizer_restores_a_checkpoint_of_a_trainer(tmp_path: Path) -> None:
+def test_an_optimizer_restores_a_trainers_checkpoint(tmp_path: Path) -> None:
     trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(0.01)), **PLACE)
     trainer.fit(SIX)
     trainer.save(tmp_path / "a.npz")

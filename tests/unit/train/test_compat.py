@@ -45,7 +45,7 @@ class Ramp:
         return list(found)
 
 
-def test_the_example_of_the_documentation_goes_from_1_to_a_half_to_a_quarter() -> None:
+def test_the_documentations_example_goes_from_1_to_a_half_to_a_quarter() -> None:
     loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), "dynamic")
@@ -60,7 +60,7 @@ def test_the_example_of_the_documentation_goes_from_1_to_a_half_to_a_quarter() -
     assert (v.numpy(), opt.iterations) == (0.25, 2)
 
 
-def test_an_update_and_then_a_nan_that_leaves_everything_as_it_was() -> None:
+def test_an_update_succeeds_and_a_nan_then_changes_nothing() -> None:
     var = Variable([1.0, 2.0])
     opt = LossScaleOptimizer(SGD(1.0), DynamicLossScale(2, 1))
     opt.apply_gradients([(np.array([2.0, 2.0]), var)])
@@ -70,7 +70,7 @@ def test_an_update_and_then_a_nan_that_leaves_everything_as_it_was() -> None:
     assert (var.numpy().tolist(), opt.loss_scale(), opt.iterations) == ([-1.0, 0.0], 2.0, 1)
 
 
-def test_momentum_goes_on_through_changes_of_the_scale_and_can_be_turned_on_late() -> None:
+def test_momentum_survives_changes_of_the_scale_and_can_be_enabled_late() -> None:
     var, loss = Variable([1.0, 2.0]), Ramp()
     opt = LossScaleOptimizer(SGD(1.0, momentum=1.0), DynamicLossScale(2, 1))
     seen = []
@@ -90,7 +90,7 @@ def test_momentum_goes_on_through_changes_of_the_scale_and_can_be_turned_on_late
     assert variable.numpy().tolist() == [1 - 1 - 1 - 1.5, 2 - 1 - 1 - 1.5]
 
 
-def test_gradients_are_unscaled_in_their_own_type_by_any_scale_and_none_is_kept() -> None:
+def test_gradients_of_any_type_are_unscaled_by_any_scale_and_none_is_kept() -> None:
     opt = LossScaleOptimizer(SGD(), 2)
     sparse = IndexedSlices(np.array([[8.0]], np.float32), np.array([3]), (4, 1))
     three, none, half, rows = opt.get_unscaled_gradients([np.float32(3), None, np.array(-4, np.float16), sparse])
@@ -113,7 +113,7 @@ def test_sparse_gradients_change_their_rows_and_repeated_rows_add_up() -> None:
     assert var.numpy().tolist() == [[-3.0], [2.0], [-1.0]]
 
 
-def test_hyperparameters_and_iterations_are_those_of_the_optimizer_inside() -> None:
+def test_hyperparameters_and_iterations_delegate_to_the_inner_optimizer() -> None:
     opt = LossScaleOptimizer(SGD(1.0, momentum=0.5), 2)
     opt.lr = 0.25
     opt.momentum = 0.75
@@ -128,7 +128,7 @@ def test_hyperparameters_and_iterations_are_those_of_the_optimizer_inside() -> N
         opt.beta_1  # noqa: B018
 
 
-def test_weights_are_those_of_the_optimizer_inside() -> None:
+def test_weights_delegate_to_the_inner_optimizer() -> None:
     var = Variable([1.0])
     opt = LossScaleOptimizer(Adam(), 2)
     opt.apply_gradients([(np.array([1.0]), var)])
@@ -140,7 +140,7 @@ def test_weights_are_those_of_the_optimizer_inside() -> None:
     assert len(opt.variables()) == 3
 
 
-def test_a_checkpoint_brings_back_scale_and_good_steps() -> None:
+def test_a_checkpoint_restores_scale_and_good_steps() -> None:
     opt = LossScaleOptimizer(SGD(1.0, momentum=1.0), DynamicLossScale(1, 2))
     var = Variable([1.0])
     step = [(np.array([1.0]), var)]
@@ -174,7 +174,7 @@ def test_a_checkpoint_loads_with_and_without_loss_scaling(saves_scale: bool, loa
         assert target.loss_scale() == (16.0 if saves_scale else 8.0)
 
 
-def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> None:
+def test_the_configuration_is_that_of_2020_and_the_later_one_loads() -> None:
     opt = LossScaleOptimizer(SGD(0.5), DynamicLossScale(4, 7))
     config = opt.get_config()
     again = LossScaleOptimizer.from_config(config)
@@ -188,7 +188,7 @@ def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> No
     assert fixed.loss_scale == FixedLossScale(4.0)
 
 
-def test_no_gradient_at_all_is_refused_before_the_scale_moves() -> None:
+def test_missing_gradients_are_refused_before_the_scale_changes() -> None:
     opt = LossScaleOptimizer(SGD(), DynamicLossScale(2, 1))
     with pytest.raises(TrainingError) as error:
         opt.apply_gradients([(None, Variable(1.0, "v"))])
@@ -196,7 +196,7 @@ def test_no_gradient_at_all_is_refused_before_the_scale_moves() -> None:
     assert opt.loss_scale() == 2.0
 
 
-def test_a_loss_takes_batches_as_a_trainer_does() -> None:
+def test_a_loss_accepts_batches_like_a_trainer() -> None:
     (batch,) = batches(1)
     loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy="float32")
     same = loss.on({"x": batch["x"].astype(np.float64).tolist(), "t": batch["t"].astype(np.int32)})
@@ -240,14 +240,14 @@ def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops
         (object, f"not an optimizer: {object!r}; pass an Optimizer such as SGD(0.1)"),
     ],
 )
-def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message: str) -> None:
+def test_an_unsupported_optimizer_does_not_enable_the_rewrite(opt: Any, message: str) -> None:
     with pytest.raises(TrainingError) as error:
         enable_mixed_precision_graph_rewrite(opt)
     assert str(error.value) == message
     assert not policies.state.rewriting
 
 
-def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:
+def test_any_policy_excludes_the_rewrite_and_is_checked_first() -> None:
     set_policy("float32")
     with pytest.raises(PolicyError) as error:
         enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
@@ -271,12 +271,12 @@ F32, F16, BF16 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16
         ("_infer", (None, None), None),
     ],
 )
-def test_a_policy_says_two_types_and_a_loss_scale(name: str, types: tuple[DType | None, ...], scale: str) -> None:
+def test_a_policy_has_two_types_and_a_loss_scale(name: str, types: tuple[DType | None, ...], scale: str) -> None:
     policy = Policy(name)
     assert ((policy.param, policy.compute), policy.loss_scale) == (types, scale)
 
 
-def test_a_name_that_is_no_policy_is_refused_and_spellings_of_one_are_equal() -> None:
+def test_unknown_policies_are_refused_and_equivalent_spellings_are_equal() -> None:
     assert Policy("half") == Policy("float16")
     assert Policy("mixed_float16") != Policy("mixed_float16", loss_scale=8)
     with pytest.raises(TypeError, match=r"must be a string, not .*; for an element type use Policy\('float16'\)"):
@@ -285,7 +285,7 @@ def test_a_name_that_is_no_policy_is_refused_and_spellings_of_one_are_equal() ->
         Policy(3)  # type: ignore[arg-type]
 
 
-def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
+def test_a_useless_loss_scale_is_warned_of() -> None:
     with pytest.warns(
         UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16: "
     ) as said:
@@ -311,12 +311,12 @@ def test_a_policy_prints_as_in_keras() -> None:
         (Policy("float16", loss_scale=8), {"name": "float16", "loss_scale": 8.0}),
     ],
 )
-def test_a_policy_comes_back_from_its_configuration(policy: Policy, plain: dict[str, Any]) -> None:
+def test_a_policy_round_trips_through_its_configuration(policy: Policy, plain: dict[str, Any]) -> None:
     assert policy.get_config() == plain
     assert Policy.from_config(plain) == policy
 
 
-def test_the_policy_of_a_process_holds_until_withdrawn_and_a_scope_until_its_end() -> None:
+def test_a_policy_holds_until_withdrawn_and_in_a_scope_until_its_end() -> None:
     assert (global_policy(), policies.state.policy is not None) == (Policy("float32"), False)
     set_policy("mixed_float16")
     assert (global_policy(), policies.state.policy is not None) == (Policy("mixed_float16"), True)
@@ -329,7 +329,7 @@ def test_the_policy_of_a_process_holds_until_withdrawn_and_a_scope_until_its_end
     assert global_policy() == Policy("float64")
 
 
-def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowed() -> None:
+def test_a_mixed_policy_excludes_the_rewrite_and_float64_does_not() -> None:
     policies.state.rewriting = True
     with pytest.raises(PolicyError) as error:
         set_policy("mixed_float16")
@@ -341,7 +341,7 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
     assert global_policy() == Policy("float64")
 
 
-def test_a_gpu_that_gains_nothing_is_named_once_per_process_where_the_policy_begins(
+def test_a_gpu_without_fast_low_types_is_named_once_per_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
@@ -358,7 +358,7 @@ def test_a_gpu_that_gains_nothing_is_named_once_per_process_where_the_policy_beg
     assert [warning.filename for warning in said] == [__file__]
 
 
-def test_steps_follow_the_rewrite_and_the_policy_as_sessions_do() -> None:
+def test_steps_follow_the_rewrite_and_the_policy_like_sessions() -> None:
     seen = [policies.policy_of_steps().name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a machine without a GPU

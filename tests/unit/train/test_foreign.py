@@ -59,7 +59,7 @@ def state(made: ScaledGradients) -> dict[str, Array]:
     return {v.input: v.initial for v in made.state}
 
 
-def test_inside_gradients_are_scaled() -> None:
+def test_gradients_are_scaled_inside() -> None:
     model = graph()
     before = model.SerializeToString(deterministic=True)
     made = scale_gradients(model, loss="loss", grads=["w_grad"], seed="loss_grad", loss_scale=1024)
@@ -75,7 +75,7 @@ def test_inside_gradients_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("seed", ["loss_grad", "share", "dy"])
-def test_the_seed_may_be_any_value_where_the_backward_pass_begins(seed: str) -> None:
+def test_the_seed_may_be_any_value_that_starts_the_backward_pass(seed: str) -> None:
     made = scaled(seed=seed)
     plain, found = run(Model.load(graph()), FEED), run(made.model, {**FEED, **state(made)})
 
@@ -83,7 +83,7 @@ def test_the_seed_may_be_any_value_where_the_backward_pass_begins(seed: str) -> 
     assert (bool(found["finite"]), found["new/good_steps"], found["new/loss_scale"]) == (True, 1, 2.0**15)
 
 
-def test_an_overflow_takes_the_scale_down_and_a_gradient_named_twice_is_one() -> None:
+def test_an_overflow_lowers_the_scale_and_duplicate_gradients_count_once() -> None:
     made = scaled(grads=["w_grad", "w_grad"])
     assert ([o.name for o in made.model.proto.graph.output].count("w_grad"), made.grads) == (1, ("w_grad",))
     made = scaled(loss_scale=DynamicLossScale(8, 1))
@@ -117,7 +117,7 @@ def test_half_gradients_come_out_in_float32() -> None:
         ({"loss_scale": None}, "loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+def test_mismatched_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         scaled(**options)
 
@@ -142,7 +142,7 @@ net (float[2] x, float[2] w, bool c, float loss_grad) => (float loss, float[2] w
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_seed_that_bodies_read_is_scaled_there(taken: bool) -> None:
+def test_a_seed_read_in_bodies_is_scaled_there(taken: bool) -> None:
     made = scaled(BRANCHING, loss_scale=1024)
     feed = {
         "x": np.float32([1, 2]),
@@ -194,7 +194,7 @@ def off(found: dict[str, Any], reference: dict[str, Array]) -> float:
     return max(float(np.abs(found[g] - reference[g]).max() / np.abs(reference[g]).max()) for g in GRADS)
 
 
-def test_our_gradients_of_its_forward_pass_are_those_that_it_brings() -> None:
+def test_our_gradients_of_the_forward_pass_match_the_models_own() -> None:
     forward = onnx.utils.Extractor(exported()).extract_model(["tokens", "label", *foreign_step.NAMES], ["loss"])
     made = amp_rewrite.gradients(forward, "loss", list(foreign_step.NAMES))
     found = Runner.open(made, SessionOptions(threads=1)).run({n: a for n, a in fed().items() if n != "loss_grad"})
@@ -203,7 +203,7 @@ def test_our_gradients_of_its_forward_pass_are_those_that_it_brings() -> None:
 
 
 @pytest.mark.parametrize(("to", "bound"), [("float16", FLOAT16), ("bfloat16", 8 * FLOAT16)])
-def test_it_converts_like_any_model_backward_pass_included(to: str, bound: float) -> None:
+def test_a_model_with_a_backward_pass_converts_like_any_other(to: str, bound: float) -> None:
     converted = amp_rewrite.convert(exported(), to=to)
     totals = converted.report.totals
     products = [row for row in converted.report.rows if row.op in ("Gemm", "MatMul")]
@@ -226,7 +226,7 @@ def test_small_gradients_vanish_in_float16_without_the_scale_and_survive_with_it
 
 
 @pytest.mark.torch
-def test_what_pytorch_exports_today_is_what_lies_here() -> None:
+def test_the_stored_model_matches_pytorchs_current_export() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: make extras")
     net = foreign_step.module()

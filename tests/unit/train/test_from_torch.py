@@ -94,7 +94,7 @@ def _train_alike(step: TrainingStep, net: Any, optimizer: Any, data: list[Any]) 
         pytest.param(_shared, _rows, id="layers under several names"),
     ],
 )
-def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make: Any, data: Any) -> None:
+def test_losses_match_pytorch_and_all_parameters_are_trained(make: Any, data: Any) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     net = make(torch).train()
@@ -150,7 +150,7 @@ def _stopped(torch: Any) -> Any:
     return Net()
 
 
-def test_stopped_gradients_are_those_of_pytorch() -> None:
+def test_stopped_gradients_match_pytorch() -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     net = _stopped(torch)
@@ -199,7 +199,7 @@ def _odd(torch: Any, way: str) -> Any:
         ("looked_up", "changes 'part.weight' in place when it is called, even in evaluation mode"),
     ],
 )
-def test_what_no_export_has_is_refused(way: str, message: str) -> None:
+def test_modules_lost_in_the_export_are_refused(way: str, message: str) -> None:
     torch = pytest.importorskip("torch")
     net = _odd(torch, way)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -220,7 +220,7 @@ def test_what_no_export_has_is_refused(way: str, message: str) -> None:
         ("", ""),
     ],
 )
-def test_the_report_tells_what_a_module_does_in_training_beyond_its_export(way: str, told: str) -> None:
+def test_the_report_lists_training_behavior_missing_from_the_export(way: str, told: str) -> None:
     torch = pytest.importorskip("torch")
     net = _odd(torch, way)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -239,7 +239,7 @@ _TIES: dict[str, tuple[Callable[[Any, Any], Any], list[list[float]]]] = {
 }
 
 
-def test_gradients_at_ties_are_those_of_pytorch() -> None:
+def test_gradients_at_ties_match_pytorch() -> None:
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):  # type: ignore[misc]

@@ -28,7 +28,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_a_dynamic_scale_goes_through_the_published_sequence(name: str) -> None:
+def test_a_dynamic_scale_follows_the_published_sequence(name: str) -> None:
     flags, settings, expected = SEQUENCES[name]
     scale = DynamicLossScale(*settings)
     seen = []
@@ -51,14 +51,14 @@ def test_a_dynamic_scale_starts_at_2_to_the_15_and_grows_after_2000_finite_steps
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_one_element_that_is_not_finite_spoils_a_step_wherever_it_stands(bad: float) -> None:
+def test_one_nonfinite_element_anywhere_spoils_a_step(bad: float) -> None:
     nest: Any = {"a": [np.ones(3), None], "b": (np.array([1, 2, bad], np.float16),)}
 
     assert not scales.all_finite(nest)
     assert not scales.all_finite(IndexedSlices(np.array([bad]), np.array([0])))
 
 
-def test_none_counts_for_nothing_and_of_sparse_gradients_the_values_count() -> None:
+def test_none_is_ignored_and_of_sparse_gradients_the_values_count() -> None:
     assert scales.all_finite([None, None])
     assert scales.all_finite(IndexedSlices(np.array([1.0]), np.array([7]), (9,)))
 
@@ -70,7 +70,7 @@ def test_a_fixed_scale_lets_every_step_pass_even_nan() -> None:
     assert (scale(), scale().dtype, repr(scale)) == (1024.0, np.float32, "FixedLossScale(1024.0)")
 
 
-def test_get_takes_whatever_means_a_scale_and_a_scale_is_read_as_a_copy() -> None:
+def test_get_accepts_every_spelling_and_returns_copies() -> None:
     dynamic = scales.get("dynamic")
     assert isinstance(dynamic, DynamicLossScale) and scales.get(dynamic) is dynamic
     assert scales.get(8) == FixedLossScale(8.0)
@@ -83,7 +83,7 @@ def test_get_takes_whatever_means_a_scale_and_a_scale_is_read_as_a_copy() -> Non
     assert (scale(), scale().dtype, scale().shape) == (4.0, np.float32, ())
 
 
-def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> None:
+def test_a_scale_round_trips_through_its_configuration_in_its_initial_state() -> None:
     scale = DynamicLossScale(8, 3, 4.0)
     scale.update([np.array(np.inf)])
     again = scales.deserialize(serialize(scale))
@@ -94,7 +94,7 @@ def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> Non
 
 @pytest.mark.torch
 @pytest.mark.parametrize("settings", [(1024.0, 2.0, 0.5, 3), (12345.0, 1.1, 0.7, 1)])
-def test_growth_and_backoff_go_through_the_scales_of_pytorch(settings: tuple[float, float, float, int]) -> None:
+def test_growth_and_backoff_follow_the_scales_of_pytorch(settings: tuple[float, float, float, int]) -> None:
     torch = pytest.importorskip("torch")
     theirs = torch.amp.GradScaler("cpu", *settings)
     ours = DynamicLossScale.of_grad_scaler(*settings)
@@ -113,7 +113,7 @@ def test_growth_and_backoff_go_through_the_scales_of_pytorch(settings: tuple[flo
     assert len({own for own, _ in seen}) > 2
 
 
-def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_default() -> None:
+def test_a_backoff_factor_is_checked_and_omitted_if_it_is_the_default() -> None:
     scale = DynamicLossScale(4.0, backoff_factor=0.3)
     again = scales.deserialize(serialize(scale))
 
@@ -121,7 +121,7 @@ def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_defau
     assert "backoff_factor" not in DynamicLossScale().get_config()
 
 
-def test_a_scale_falls_below_1_where_its_minimum_allows_it_and_warns_once_at_it() -> None:
+def test_a_scale_below_1_needs_a_lower_minimum_and_warns_once_at_it() -> None:
     scale = DynamicLossScale(2.0, 2000, minimum=0.25)
     with pytest.warns(UserWarning, match=r"^gradients are not finite at the least loss scale, 0.25") as seen:
         values = [scale.update([np.full(1, np.inf)]) and float(scale()) for _ in range(6)]

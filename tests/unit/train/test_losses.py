@@ -121,9 +121,7 @@ LOSSES: list[tuple[str, str, Any, Array, Array]] = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("loss", "body", "ours", "target", "x"), LOSSES, ids=[f"{r[0]} of {r[1]}" for r in LOSSES])
-def test_value_and_gradient_of_a_loss_are_those_of_torch(
-    loss: str, body: str, ours: Any, target: Array, x: Array
-) -> None:
+def test_value_and_gradient_of_a_loss_match_torch(loss: str, body: str, ours: Any, target: Array, x: Array) -> None:
     _check(loss, body, ours, target, x)
 
 
@@ -153,7 +151,7 @@ OF_ROWS = np.array([0.5, 0, 1, 2, 0.25, 3], F32)
         ("huber(y, t, {})", lambda f, x, t, w: f.huber_loss(x, t, reduction="none").mean(1) * w / ROWS, SOFT),
     ],
 )
-def test_rows_count_by_their_weights(loss: str, ours: Any, target: Array) -> None:
+def test_rows_are_weighted(loss: str, ours: Any, target: Array) -> None:
     def weighted(f: Any, x: Any, t: Any) -> Any:
         return ours(f, x, t, x.new_tensor(OF_ROWS)).sum()
 
@@ -170,13 +168,13 @@ def test_a_probability_of_0_has_a_finite_loss() -> None:
 @pytest.mark.parametrize(
     ("loss", "body", "kind"), [("cross_entropy", SOFTMAX, "Softmax"), ("binary_cross_entropy", SIGMOID, "Sigmoid")]
 )
-def test_the_report_tells_how_the_loss_reads_its_prediction(loss: str, body: str, kind: str) -> None:
+def test_the_report_states_how_the_loss_reads_its_prediction(loss: str, body: str, kind: str) -> None:
     note = f"{loss} reads the logits 'x' in place of 'y', which a {kind} computes"
     assert _aim(f"{loss}(y, t)", body).notes == _aim(f"{loss}(y, t, from_logits=False)", body).notes == (note,)
     assert _aim(f"{loss}(y, t, from_logits=True)", body).notes == _aim(f"{loss}(y, t)", LOGITS).notes == ()
 
 
-def test_an_ignored_class_is_no_wrong_target_and_other_ones_are() -> None:
+def test_only_the_ignored_class_may_be_out_of_range() -> None:
     step = training_step(mlp(), loss="cross_entropy(y, t, ignore_index=-100)", policy="float32")
     trainer = Trainer(step, **PLACE)
     assert trainer.fit([{"x": np.ones((2, 8), F32), "t": np.array([0, -100])}]).nonfinite == 0

@@ -353,7 +353,7 @@ def answered(code: str, words: str, names: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("code", "words"), MISTAKES.items(), ids=MISTAKES)
-def test_it_is_answered_with_the_way_out(code: str, words: str) -> None:
+def test_a_mistake_is_answered_with_a_remedy(code: str, words: str) -> None:
     answered(code, words, dict(NAMES))
 
 
@@ -381,7 +381,7 @@ OF_TORCH = {
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("code", "words"), OF_TORCH.items(), ids=OF_TORCH)
-def test_what_comes_from_torch_is_answered_with_the_way_out(code: str, words: str) -> None:
+def test_a_mistake_with_torch_is_answered_with_a_remedy(code: str, words: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     with warnings.catch_warnings():

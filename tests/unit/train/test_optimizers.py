@@ -65,7 +65,7 @@ from support.train.nets import F32, parsed
         (Adagrad(0.5, initial_accumulator_value=0.0), [3 - 0.5, 2.5 - 1 / np.sqrt(8)]),
     ],
 )
-def test_two_steps_by_hand_from_3_down_a_gradient_of_2(rule: Optimizer, expected: list[float]) -> None:
+def test_two_steps_from_3_with_a_gradient_of_2_match_hand_calculation(rule: Optimizer, expected: list[float]) -> None:
     values = {"v": np.array(3, F32)}
     slots = initial_slots(rule, values)
     seen = []
@@ -94,7 +94,7 @@ TORCH: Mapping[str, tuple[Optimizer, str, dict[str, Any]]] = {
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", TORCH)
-def test_200_steps_are_those_of_pytorch(name: str) -> None:
+def test_200_steps_match_pytorch(name: str) -> None:
     torch = pytest.importorskip("torch")
     rule, class_name, settings = TORCH[name]
     rng = np.random.default_rng(3)
@@ -114,13 +114,13 @@ def test_200_steps_are_those_of_pytorch(name: str) -> None:
     assert np.abs(ours["v"] - theirs.detach().numpy()).max() < 200 * 8 * 2.0**-24 * max(1.0, np.abs(ours["v"]).max())
 
 
-def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
+def test_an_optimizer_prints_its_hyperparameters() -> None:
     assert parse_optimizer("adam") == Adam()
     assert parse_optimizer("SGD, lr=0.1, momentum=0.9, nesterov=true") == SGD(0.1, 0.9, nesterov=True)
     assert parse_optimizer("adamw,weight_decay=0.5,clipnorm=1") == AdamW(weight_decay=0.5, clipnorm=1.0)
 
 
-def test_rmsprop_has_the_formula_of_pytorch_and_on_request_that_of_keras_3() -> None:
+def test_rmsprop_follows_pytorch_and_on_request_keras_3() -> None:
     gradient, start = np.array([1e-3, 2.0], F32), {"w": np.zeros(2, F32)}
     square = 0.1 * gradient.astype(np.float64) ** 2
     for rule, root in (
@@ -160,7 +160,7 @@ def trainer_of(optimizer: Any) -> Trainer:
         (ExponentialDecay(0.1, 7, 0.5, staircase=True), lambda lr, o: lr.StepLR(o, 7, 0.5)),
     ],
 )
-def test_a_schedule_has_the_rates_of_pytorch(schedule: Schedule, make: Any) -> None:
+def test_the_rates_of_a_schedule_match_pytorch(schedule: Schedule, make: Any) -> None:
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler, rates = make(torch.optim.lr_scheduler, optimizer), []
@@ -172,7 +172,7 @@ def test_a_schedule_has_the_rates_of_pytorch(schedule: Schedule, make: Any) -> N
 
 
 @pytest.mark.parametrize("schedule", EACH, ids=lambda s: type(s).__name__)
-def test_a_step_an_object_and_fit_take_the_same_steps(schedule: Schedule) -> None:
+def test_a_step_an_object_and_fit_take_identical_steps(schedule: Schedule) -> None:
     inside, given = trainer_of(Adam(schedule)), trainer_of(Adam())
     history = inside.fit([BATCH], epochs=6)
     given.fit([BATCH], epochs=6, learning_rate=schedule)
@@ -193,7 +193,7 @@ def test_an_optimizer_object_follows_its_schedule() -> None:
     assert variable.numpy().tolist() == [-1.75]
 
 
-def test_a_checkpoint_goes_on_with_the_rate_of_its_step(tmp_path: Path) -> None:
+def test_a_checkpoint_continues_with_the_rate_of_its_step(tmp_path: Path) -> None:
     whole, first, second = (trainer_of(SGD(CosineDecay(0.5, 8), 0.9)) for _ in range(3))
     whole.fit([BATCH], epochs=6)
     first.fit([BATCH], epochs=3)
@@ -343,7 +343,7 @@ def _compare(mine: Mapping[str, Array], host: Host, state: ScaleState | None, na
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_optimizer_goes_through_the_same_states_with_every_loss_scale(scale: str) -> None:
+def test_every_optimizer_takes_the_same_states_with_every_loss_scale(scale: str) -> None:
     steps, state = side_by_side(SCALES[scale], STEPS, spoiled=0.05 if scale == "dynamic" else 0.0)
 
     assert (state is None) == (scale != "dynamic")
@@ -351,7 +351,7 @@ def test_every_optimizer_goes_through_the_same_states_with_every_loss_scale(scal
 
 
 @pytest.mark.parametrize("scale", ["fixed", "none"])
-def test_what_is_not_finite_is_applied_alike_without_a_dynamic_scale(scale: str) -> None:
+def test_nonfinite_gradients_are_applied_alike_without_a_dynamic_scale(scale: str) -> None:
     assert side_by_side(SCALES[scale], 30, spoiled=0.3)[0] == 30
 
 
@@ -369,7 +369,7 @@ def test_a_dynamic_scale_goes_through_the_same_states(
     assert state is not None and (state.scale > 2.0**100) == (spoiled < 0.1) and STEPS < steps < 2 * STEPS
 
 
-def test_the_comparison_sees_one_bit() -> None:
+def test_the_comparison_notices_one_bit() -> None:
     """Its must-fail twin: another rounding in the graph than on the host."""
     with pytest.raises(AssertionError, match="adam"), pytest.MonkeyPatch.context() as patch:
         original = Adam.rule

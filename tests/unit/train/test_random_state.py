@@ -49,7 +49,7 @@ def _trainer(**options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 3}])
-def test_a_run_with_dropout_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_with_dropout_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
     straight = _trainer(**options)
     losses = straight.fit(DATA).losses
     first, second = _trainer(**options), _trainer(**options)
@@ -61,14 +61,14 @@ def test_a_run_with_dropout_that_is_resumed_ends_with_the_same_bits(options: dic
     assert same(straight.state, second.state)
 
 
-def test_a_loss_draws_what_a_step_of_its_seed_draws() -> None:
+def test_a_loss_draws_the_same_numbers_as_a_step_of_its_seed() -> None:
     options: dict[str, Any] = {"training_mode": True, "policy": "float32", "seed": 3}
     (losses,) = Trainer(_step(policy="float32", seed=3), **PLACE).fit(DATA[:1]).losses
     loss = ModelLoss.of(_net(), CROSS_ENTROPY, **options).on(DATA[0])()
     assert float(loss) == pytest.approx(losses, rel=1e-6)
 
 
-def test_each_step_drops_others_also_after_a_skipped_one() -> None:
+def test_each_step_drops_other_values_even_after_a_skipped_one() -> None:
     trainer = _trainer(policy="float32", loss_scale="dynamic", optimizer="sgd")
     seen = [trainer.fit([{"x": x, "t": DATA[0]["t"]}], learning_rate=0.0).losses for x in [DATA[0]["x"]] * 3]
     assert len(set(seen)) == 3
@@ -100,7 +100,7 @@ def _correlation(a: Array, b: Array) -> float:
 
 
 @pytest.mark.parametrize("dims", ["N,M", "10,50,200"])
-def test_dropout_drops_its_share_and_grows_the_rest(dims: str) -> None:
+def test_dropout_drops_its_share_and_scales_up_the_rest(dims: str) -> None:
     shape = (10, 50, 200) if dims.count(",") == 2 else (500, 200)
     y, kept = _drawn(_DROPOUT.format(dims=dims), {"x": np.ones(shape, F32)}, initial_random_state(0))
 
@@ -138,7 +138,7 @@ def test_random_ops_draw_from_their_distributions() -> None:
     assert set(np.unique(b)) == {0, 1} and b.mean() == pytest.approx(0.2, abs=0.02)
 
 
-def test_a_ratio_that_is_computed_and_one_of_1() -> None:
+def test_a_computed_ratio_and_a_ratio_of_1() -> None:
     computed = """net (float[100,100] x, float ratio) => (float[100,100] y) <bool on = {1}> {
       y = Dropout (x, ratio, on) }"""
     (y,) = _drawn(computed, {"x": np.ones((100, 100), F32), "ratio": np.array(0.25, F32)}, initial_random_state(0))

@@ -40,7 +40,7 @@ def averages(first: list[Array | None], second: list[Array | None], **rows: int)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_what_is_not_finite_on_one_replica_skips_the_step_on_all(fixed: bool) -> None:
+def test_nonfinite_gradients_on_one_replica_skip_the_step_on_all(fixed: bool) -> None:
     variable = Variable([1.0], "v")
     optimizer = LossScaleOptimizer(SGD(1.0), 2 if fixed else DynamicLossScale(2, 1))
     (gradient,) = averages([np.array([4], np.float32)], [np.array([np.nan], np.float32)])
@@ -49,13 +49,13 @@ def test_what_is_not_finite_on_one_replica_skips_the_step_on_all(fixed: bool) ->
     assert optimizer.loss_scale() == (2 if fixed else 1)
 
 
-def test_means_count_rows_and_leave_out_what_is_none() -> None:
+def test_means_count_rows_and_ignore_none() -> None:
     first, second = ([np.array(m, np.float32), None, np.float32(n)] for m, n in (([[4, 8]], 0), ([[1, 2]], 1)))
     matrix, nothing, scalar = averages(first, second, r0=1, r1=3)
     assert (np.asarray(matrix).tolist(), nothing, scalar) == ([[1.75, 3.5]], None, 0.75)
 
 
-def test_a_shard_is_a_part_of_each_batch_and_scalars_are_whole() -> None:
+def test_a_shard_is_a_part_of_each_batch_and_scalars_stay_whole() -> None:
     batch = {"x": np.arange(5), "ratio": np.array(0.5)}
     parts = [next(shard([batch], Replica(rank))) for rank in (0, 1)]
     assert [p["x"].tolist() for p in parts] == [[0, 1, 2], [3, 4]]

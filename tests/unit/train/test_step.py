@@ -29,7 +29,7 @@ from support.paths import ROOT
 from support.train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
 
 
-def test_one_graph_and_the_door_of_tensorflow_go_the_same_way_bit_by_bit() -> None:
+def test_one_graph_and_the_tensorflow_interface_agree_bit_by_bit() -> None:
     one = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(), policy="float32", loss_scale="dynamic"))
     loss = ModelLoss.of(mlp(), CROSS_ENTROPY)
     opt = LossScaleOptimizer(Adam(0.1), "dynamic")
@@ -50,7 +50,7 @@ def test_in_float32_the_scale_changes_no_bit() -> None:
     assert same(trained(None), trained(2.0**15))
 
 
-def test_the_loss_and_the_accuracy_that_come_out_are_unscaled() -> None:
+def test_the_returned_loss_and_accuracy_are_unscaled() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY)
     (batch,) = batches(1)
     results = Run(step)(batch).results
@@ -63,7 +63,7 @@ def test_the_loss_and_the_accuracy_that_come_out_are_unscaled() -> None:
     assert list(results)[:4] == ["loss", "accuracy", "finite", "applied"]
 
 
-def test_training_learns_in_every_policy_and_ends_near_float32() -> None:
+def test_training_learns_under_every_policy_and_ends_near_float32() -> None:
     ends = {}
     for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
         run = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam", policy=policy)).all(150, rate=0.02)
@@ -75,7 +75,7 @@ def test_training_learns_in_every_policy_and_ends_near_float32() -> None:
 
 
 @pytest.mark.parametrize(("opset", "made"), [(12, 16), (16, 16), (18, 18), (23, 23)])
-def test_a_step_is_made_at_the_opset_of_the_model_or_16(opset: int, made: int) -> None:
+def test_a_step_has_the_opset_of_the_model_or_16(opset: int, made: int) -> None:
     step = training_step(mlp(opset=opset), loss=CROSS_ENTROPY, optimizer="adam,clipvalue=1", policy="float32")
     expected = training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam,clipvalue=1", policy="float32")
 
@@ -84,7 +84,7 @@ def test_a_step_is_made_at_the_opset_of_the_model_or_16(opset: int, made: int) -
 
 
 @pytest.mark.parametrize(("policy", "bad"), [("float32", np.inf), ("mixed_float16", np.nan)])
-def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(policy: str, bad: float) -> None:
+def test_a_nonfinite_step_changes_only_the_scale(policy: str, bad: float) -> None:
     run = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam", policy=policy, loss_scale="dynamic")).all(3)
     before = dict(run.state)
     (batch,) = batches(1)
@@ -153,7 +153,7 @@ def test_products_are_low_forward_and_backward_and_the_update_is_float32(policy:
     assert {str(s.initial.dtype) for s in step.state} == {"float32", "int64"}
 
 
-def test_each_parameter_is_cast_once_a_step_and_a_frozen_one_is_a_constant() -> None:
+def test_each_parameter_is_cast_once_per_step_and_frozen_ones_are_constants() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY)
     view = View.of(step.model)
     casts = [view.value_name(op.inputs[0]) for op in view.ops if op.op_type == "Cast"]  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_each_parameter_is_cast_once_a_step_and_a_frozen_one_is_a_constant() -> 
     assert kept.keys() >= {"w1", "b1"} and kept["w1"] is DType.FLOAT16
 
 
-def test_micro_batches_make_the_step_of_the_whole_batch() -> None:
+def test_micro_batches_add_up_to_the_step_of_the_whole_batch() -> None:
     whole = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(momentum=0.9), policy="float32"))
     parts = Run(
         training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(momentum=0.9), policy="float32", micro_batches=4)
@@ -202,7 +202,7 @@ def test_one_bad_micro_batch_skips_the_step_and_halves_the_scale_once() -> None:
     assert (run.state["step"], run.state["good_steps"]) == (1, 1)
 
 
-def test_masks_single_numbers_and_statistics_are_no_parameters() -> None:
+def test_masks_scalars_and_statistics_are_not_parameters() -> None:
     model = parsed(
         """net (float[2,4] x) => (float[2,4] y)
         <float[4,4] w = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}, float scale = {0.5}, float[4] mask = {0,0,0,-30000},
@@ -227,7 +227,7 @@ def test_the_report_says_why_the_update_is_float32() -> None:
     assert "updates the state of a training step, in float32" in step.report.text()
 
 
-def test_an_op_without_a_gradient_is_named_with_the_way_through_it() -> None:
+def test_an_op_without_a_gradient_is_named_with_a_remedy() -> None:
     model = parsed(
         "net (float[3] x) => (float loss) <float[3] w = {1, 2, 3}>"
         " { p = Mul (x, w) [det] d = my.own.Odd (p) loss = ReduceMean <keepdims = 0> (d) }"
@@ -255,13 +255,13 @@ def _renamed(old: str, new: str) -> ModelProto:
 
 
 @pytest.mark.parametrize("name", ["my logits", "f(x)", "y:0"])
-def test_a_prediction_of_any_name_can_be_compared(name: str) -> None:
+def test_a_prediction_may_have_any_name(name: str) -> None:
     odd = training_step(_renamed("y", name), loss=f"cross_entropy({name}, t)", policy="float32")
     assert same(Run(odd).all(1).state, Run(training_step(mlp(), loss=CROSS_ENTROPY, policy="float32")).all(1).state)
 
 
 @pytest.mark.parametrize("new", ["loss_scale", "learning_rate", "loss", "new/w2", 'ü "\n'])
-def test_names_that_a_step_gives_itself_may_be_taken_already(new: str) -> None:
+def test_names_generated_by_a_step_may_be_taken_already(new: str) -> None:
     step = training_step(_renamed("w1", new), loss=CROSS_ENTROPY, optimizer="adam")
     expected = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam")).all(2)
     run = Runner.open(emulate(step.model), SessionOptions(threads=1))
@@ -309,14 +309,14 @@ def _bound(_: Path) -> object:
 
 
 @pytest.mark.parametrize("make", [_in_a_file, _with_defaults, _with_functions, _bound])
-def test_a_model_is_trained_however_it_keeps_weights_and_ops(make: Any, tmp_path: Path) -> None:
+def test_a_model_is_trained_however_it_stores_weights_and_ops(make: Any, tmp_path: Path) -> None:
     run = Run(training_step(make(tmp_path), loss=CROSS_ENTROPY)).all(2)
 
     assert same(run.state, Run(training_step(mlp(), loss=CROSS_ENTROPY)).all(2).state)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy(y, t)", "mean_squared_error(y, t)"])
-def test_of_half_logits_the_loss_is_computed_in_float32(loss: str) -> None:
+def test_the_loss_of_half_precision_logits_is_computed_in_float32(loss: str) -> None:
     model = parsed(
         """net (float[2,3] x) => (float16[2,3] y) <float[3,3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}> {
           h = MatMul (x, w)
@@ -358,7 +358,7 @@ def test_in_training_mode_running_statistics_move_and_are_exported() -> None:
     assert list(exported.graph.node) == list(parsed(NORMALIZED).graph.node)
 
 
-def test_a_normalization_whose_statistics_are_frozen_uses_them() -> None:
+def test_a_normalization_uses_its_frozen_statistics() -> None:
     frozen = training_step(
         parsed(NORMALIZED), loss="loss", training_mode=True, policy="float32", freeze=["mean", "var"]
     )
@@ -371,7 +371,7 @@ def test_a_normalization_whose_statistics_are_frozen_uses_them() -> None:
     assert loss.export().to_proto().SerializeToString() == before
 
 
-def test_running_statistics_stay_where_a_step_is_not_finite_and_are_not_shared() -> None:
+def test_running_statistics_survive_nonfinite_steps_and_are_not_shared() -> None:
     step = training_step(parsed(NORMALIZED), loss="loss", training_mode=True)
     run = Run(step)
     before = dict(run.state)
@@ -410,7 +410,7 @@ def test_in_training_mode_dropout_drops() -> None:
 @pytest.mark.parametrize(
     ("name", "policy"), [("mlp", "float32"), ("digits_cnn", "mixed_bfloat16"), ("digits_vit", "mixed_float16")]
 )
-def test_on_cuda_only_the_size_of_a_free_batch_is_worked_out_on_the_host(
+def test_on_cuda_only_the_free_batch_size_is_computed_on_the_host(
     name: str, policy: str, tmp_path: Path, cuda_stub: Path
 ) -> None:
     model: Any = mlp() if name == "mlp" else EXAMPLES / f"{name}.onnx"
@@ -453,7 +453,7 @@ def batch() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("cell", ["LSTM"])
-def test_it_learns_alike_under_each_policy(cell: str) -> None:
+def test_a_model_learns_equally_well_under_each_policy(cell: str) -> None:
     curves = {}
     for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
         trainer = Trainer(training_step(network(cell), loss=LOSS, optimizer="adam,lr=0.02", policy=policy))
@@ -463,7 +463,7 @@ def test_it_learns_alike_under_each_policy(cell: str) -> None:
         np.testing.assert_allclose(curves[policy], curves["float32"], rtol=0, atol=bound)
 
 
-def test_each_step_multiplies_in_float16_and_weights_gradients_are_summed_in_float32() -> None:
+def test_a_recurrent_step_multiplies_in_float16_and_sums_gradients_in_float32() -> None:
     view = View.of(training_step(network("LSTM"), loss=LOSS, optimizer="sgd").model)
     inside = [op for op in view.ops if op.scope != 0]
     products = {view.dtype(out) for op in inside if op.op_type == "MatMul" for out in op.outputs if out is not None}
@@ -475,7 +475,7 @@ def test_each_step_multiplies_in_float16_and_weights_gradients_are_summed_in_flo
 
 
 @pytest.mark.parametrize("cell", GATES)
-def test_what_is_trained_is_given_out_with_its_own_operator(cell: str) -> None:
+def test_trained_weights_are_exported_with_their_own_operator(cell: str) -> None:
     trainer = Trainer(training_step(network(cell), loss=LOSS, optimizer="sgd", policy="float32"))
     trainer.fit([batch()] * 3)
     exported = trainer.export()
@@ -487,7 +487,7 @@ def test_what_is_trained_is_given_out_with_its_own_operator(cell: str) -> None:
     assert np.isfinite(found["logits"]).all()
 
 
-def test_initial_states_are_no_weights_unless_they_are_named() -> None:
+def test_initial_states_are_weights_only_if_named() -> None:
     model = network("LSTM")
     model.graph.node[0].input.extend(["", "zeros", "zeros"])
     model.graph.initializer.append(from_array(np.zeros((1, 24, 8), np.float32), "zeros"))
@@ -501,7 +501,7 @@ def test_initial_states_are_no_weights_unless_they_are_named() -> None:
 
 @pytest.mark.stub
 @pytest.mark.parametrize(("cell", "policy"), [("LSTM", "mixed_float16"), ("GRU", "float32")])
-def test_of_a_recurrent_step_on_cuda_only_the_size_is_worked_out_on_the_host(
+def test_a_recurrent_step_on_cuda_computes_only_sizes_on_the_host(
     cell: str, policy: str, tmp_path: Path, cuda_stub: Path
 ) -> None:
     training_step(network(cell), loss=LOSS, optimizer="adamw", policy=policy).model.save(tmp_path / "step.onnx")

@@ -42,7 +42,7 @@ def test_a_file_runs_anywhere_and_its_state_has_defaults(file: Path) -> None:
     assert not np.array_equal(first["new/w1"], second["new/w1"])
 
 
-def test_the_metadata_name_what_a_loop_needs_and_a_file_is_not_replaced_unasked(file: Path) -> None:
+def test_the_metadata_name_a_loops_inputs_and_files_are_not_overwritten(file: Path) -> None:
     made, found = step(), told(file)
 
     assert found["state"] == [[s.name, s.input, s.output] for s in made.state]
@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_a_step_and_says_what_it_is(folder: Path) -> None:
+def test_the_command_writes_a_step_and_describes_it(folder: Path) -> None:
     done = run("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--optimizer", "adam,lr=0.01,clipnorm=1")
 
     assert (done.exit_code, done.stderr) == (0, "wrote net.step.onnx\n")
@@ -83,7 +83,7 @@ def test_the_command_writes_a_step_and_says_what_it_is(folder: Path) -> None:
     assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "net.step.onnx"]
 
 
-def test_the_command_takes_what_the_library_takes(folder: Path) -> None:
+def test_the_command_accepts_the_librarys_options(folder: Path) -> None:
     words = "--policy float32 --loss-scale 8 --freeze *1 --micro-batches 3 -o s.onnx"
     done = run("train-step", "net.onnx", "--loss", "mean_squared_error(y, goal)", *words.split())
 
@@ -118,7 +118,7 @@ def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(fol
     assert run(*words, "net.onnx", "--overwrite").exit_code == 0
 
 
-def test_settings_of_a_file_hold_and_the_command_line_wins(folder: Path) -> None:
+def test_the_command_line_overrides_settings_of_a_file(folder: Path) -> None:
     settings = ['to = "mixed_bfloat16"', 'keep = ["first"]', 'target = "onnx"', 'io = ["low"]', "overwrite = true"]
     Path("amp.toml").write_text("\n".join(settings))
     words = ["train-step", "net.onnx", "--loss", CROSS_ENTROPY]
@@ -136,7 +136,7 @@ def test_settings_of_a_file_hold_and_the_command_line_wins(folder: Path) -> None
     assert by_both.graph.node == nodes("mixed_float16", "second")
 
 
-def test_in_float32_the_file_omits_lowering_and_the_command_line_must_omit_it(folder: Path) -> None:
+def test_in_float32_neither_file_nor_command_line_lowers_ops(folder: Path) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\nkeep = ["first"]\n')
     words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
     assert run(*words).exit_code == 0

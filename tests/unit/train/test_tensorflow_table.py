@@ -53,14 +53,14 @@ pytestmark = pytest.mark.usefixtures("fresh_process")
         ((DynamicLossScale(4.0),), DynamicLossScale(4.0)),
     ],
 )
-def test_enabling_takes_dynamic_a_number_or_a_loss_scale(given: tuple[Any, ...], scale: LossScale) -> None:
+def test_enabling_accepts_dynamic_a_number_or_a_loss_scale(given: tuple[Any, ...], scale: LossScale) -> None:
     opt = enable_mixed_precision_graph_rewrite(SGD(0.5), *given)
     assert isinstance(opt, LossScaleOptimizer) and opt.loss_scale == scale
     assert not isinstance(given[-1] if given else None, LossScale) or opt.loss_scale is given[-1]
 
 
 @pytest.mark.filterwarnings("ignore:a GPU")
-def test_sessions_that_were_closed_count_as_opened_before_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_open_sessions_do_not_count_as_opened_before(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(mlp(), providers=["CPUExecutionProvider"])
     closed = Session(mlp(), providers=["CPUExecutionProvider"])
     del closed
@@ -102,7 +102,7 @@ def test_fit_after_the_rewrite_learns_with_each_loss_of_keras(loss: str, targets
 
 
 @pytest.mark.parametrize("clip", ["clipnorm", "clipvalue", "global_clipnorm"])
-def test_each_kind_of_clipping_is_refused_inside_and_the_scale_is_read_only(clip: str) -> None:
+def test_inner_clipping_is_refused_and_the_scale_is_read_only(clip: str) -> None:
     with pytest.raises(ValueError, match=f"this one sets {clip}"):
         LossScaleOptimizer(SGD(**{clip: 1.0}), 2)
     opt = LossScaleOptimizer(SGD(), 2)
@@ -112,7 +112,7 @@ def test_each_kind_of_clipping_is_refused_inside_and_the_scale_is_read_only(clip
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
-def test_a_scaled_loss_has_the_type_of_the_loss_and_overflows_in_it(kind: Any) -> None:
+def test_a_scaled_loss_keeps_its_type_and_overflows_in_it(kind: Any) -> None:
     opt = LossScaleOptimizer(SGD(), 2.0**17)
     for given in (opt.get_scaled_loss(kind(2)), opt.get_scaled_loss(lambda: kind(2))()):
         assert given.dtype == kind
@@ -138,7 +138,7 @@ def test_get_gradients_are_unscaled_although_the_loss_is_scaled() -> None:
 
 
 @pytest.mark.parametrize("key", ["optimizer/iter/.ATTRIBUTES/VARIABLE_VALUE", "optimizer/loss_scale/good_steps"])
-def test_keys_of_checkpoints_of_tensorflow_are_refused_and_nothing_changes(key: str) -> None:
+def test_checkpoint_keys_of_tensorflow_are_refused_without_any_change(key: str) -> None:
     opt = LossScaleOptimizer(SGD(1.0, momentum=0.5), "dynamic")
     opt.apply_gradients([(np.ones(1), Variable([1.0]))])
     before = opt.checkpoint()
@@ -149,7 +149,7 @@ def test_keys_of_checkpoints_of_tensorflow_are_refused_and_nothing_changes(key: 
 
 @pytest.mark.parametrize("make", [lambda v: v, lambda v: [v], lambda v: (v,), lambda v: lambda: [v]])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_minimize_takes_one_variable_several_or_a_function(make: Any, wrapped: bool) -> None:
+def test_minimize_accepts_one_variable_several_or_a_function(make: Any, wrapped: bool) -> None:
     loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), "dynamic") if wrapped else StatefulOptimizer(SGD(0.25))
@@ -167,7 +167,7 @@ def test_grad_loss_multiplies_the_gradients() -> None:
         opt.minimize(loss, v, grad_loss=np.ones(2))
 
 
-def test_compute_gradients_and_get_updates_are_halves_of_minimize() -> None:
+def test_compute_gradients_and_get_updates_split_minimize() -> None:
     loss = square(3.0)
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), 1024)
@@ -187,7 +187,7 @@ def test_compute_gradients_and_get_updates_are_halves_of_minimize() -> None:
     ("initializer", "expected"),
     [("zeros", 0), ("ones", 1), (3, 3), (np.full(2, 4), 4), (lambda shape: np.full(shape, 5.0), 5)],
 )
-def test_add_slot_makes_a_slot_that_steps_and_checkpoints_keep(initializer: Any, expected: float) -> None:
+def test_add_slot_creates_a_slot_used_by_steps_and_checkpoints(initializer: Any, expected: float) -> None:
     var, opt = Variable([1.0, 2.0], "v"), LossScaleOptimizer(SGD(1.0, momentum=0.5), 2)
     assert opt.add_slot(var, "mean", initializer).tolist() == [expected] * 2
     opt.apply_gradients([(np.ones(2), var)])
@@ -244,7 +244,7 @@ class _Halving(LossScale):
         return {"start": self.start}
 
 
-def test_optimizers_and_scales_of_your_own_train_and_serialize() -> None:
+def test_custom_optimizers_and_scales_train_and_serialize() -> None:
     loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(_Half(0.5), _Halving(64))
@@ -262,7 +262,7 @@ def test_optimizers_and_scales_of_your_own_train_and_serialize() -> None:
         LossScaleOptimizer.from_config(config)
 
 
-def test_optimizers_of_your_own_are_wrapped_come_back_and_run_in_the_graph() -> None:
+def test_custom_optimizers_are_wrapped_serialized_and_run_in_the_graph() -> None:
     loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(_Averaging(SGD(0.25)), 8)
@@ -290,7 +290,7 @@ def test_optimizers_of_your_own_are_wrapped_come_back_and_run_in_the_graph() -> 
         ("SGD", {"learning_rate": 0.5, "decay": 0.0, "momentum": 0.5, "nesterov": True}, SGD(0.5, 0.5, nesterov=True)),
     ],
 )
-def test_configurations_that_keras_wrote_are_read(name: str, config: dict[str, Any], expected: Optimizer) -> None:
+def test_configurations_written_by_keras_load(name: str, config: dict[str, Any], expected: Optimizer) -> None:
     inner = {"class_name": name, "config": {"name": name, **config}}
     scale = {"initial_loss_scale": 8.0, "increment_period": 7, "multiplier": 2.0}
     first = {"optimizer": inner, "loss_scale": {"class_name": "DynamicLossScale", "config": scale}}
@@ -317,7 +317,7 @@ def test_optimizers_scales_policies_and_variables_can_be_copied_and_pickled() ->
         opt.apply_gradients([(np.ones(2), Variable([1.0, 2.0], "v"))])
 
 
-def test_a_variable_is_an_array_for_numpy_and_can_be_changed_in_place() -> None:
+def test_a_variable_is_a_numpy_array_that_can_be_changed_in_place() -> None:
     v = Variable([1.0, 2.0], "v")
     v.assign_add([1.0, 1.0])
     v.assign_sub(np.ones(2) * 0.5)
@@ -326,7 +326,7 @@ def test_a_variable_is_an_array_for_numpy_and_can_be_changed_in_place() -> None:
     assert v.numpy().tolist() == [1.5, 2.5]
 
 
-def test_strategy_supports_loss_scaling_where_each_replica_has_all_variables() -> None:
+def test_a_strategy_with_all_variables_per_replica_supports_loss_scaling() -> None:
     for supported, strategies in (
         (True, (None, SingleReplica(), "MirroredStrategy", "OneDeviceStrategy", "CollectiveAllReduceStrategy")),
         (False, ("TPUStrategy", "ParameterServerStrategy", "CentralStorageStrategy", 3)),
@@ -334,7 +334,7 @@ def test_strategy_supports_loss_scaling_where_each_replica_has_all_variables() -
         assert all(strategy_supports_loss_scaling(strategy) is supported for strategy in strategies)
 
 
-def test_types_and_loss_scale_of_a_policy_are_words_and_an_object_that_is_kept() -> None:
+def test_a_policy_has_types_as_strings_and_keeps_its_loss_scale_object() -> None:
     policy = Policy("mixed_float16")
     assert (policy.compute_dtype, policy.variable_dtype) == ("float16", "float32")
     assert isinstance(Policy("mixed_float16").loss_scale, DynamicLossScale)
@@ -378,7 +378,7 @@ def test_single_layers_stay_float32_on_request(make: Any) -> None:
     }
 
 
-def test_the_train_step_and_test_step_of_the_guide_run_as_they_are_written() -> None:
+def test_the_guides_train_step_and_test_step_run_verbatim() -> None:
     model = Network(mlp(), policy="mixed_float16")
     optimizer = LossScaleOptimizer(Adam(0.01), "dynamic")
     loss_object = Losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -407,7 +407,7 @@ def test_the_train_step_and_test_step_of_the_guide_run_as_they_are_written() -> 
     assert exported == {t.name: t.raw_data for t in trainer.export().proto.graph.initializer}
 
 
-def test_values_are_those_of_the_weights_at_the_call() -> None:
+def test_values_use_the_weights_at_the_call() -> None:
     model, (batch,) = Network(mlp(), policy="float32"), batches(1)
     start = [v.numpy() for v in model.trainable_variables]
     first = model(batch["x"])
@@ -465,7 +465,7 @@ def test_the_loop_of_the_guide_reads_its_metrics() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", Adam(0.02), LossScaleOptimizer(Adam(0.02), 8)])
-def test_compile_and_fit_train_the_network_that_calls_read(optimizer: Any) -> None:
+def test_compile_and_fit_train_the_network_used_by_calls(optimizer: Any) -> None:
     data = dict(next(batches(1, rows=256)))
     model = Network(mlp(), policy="float32")
     model.compile(
@@ -488,7 +488,7 @@ def test_compile_and_fit_train_the_network_that_calls_read(optimizer: Any) -> No
         model.set_weights([np.ones(2), *start[1:]])
 
 
-def test_labels_that_are_not_whole_are_refused() -> None:
+def test_fractional_labels_are_refused() -> None:
     model, (batch,) = Network(mlp(), policy="float32"), batches(1)
     loss = Losses.SparseCategoricalCrossentropy(from_logits=True)
     assert float(loss(batch["t"].astype(F32), model(batch["x"]))) == float(loss(batch["t"], model(batch["x"])))
@@ -496,7 +496,7 @@ def test_labels_that_are_not_whole_are_refused() -> None:
         loss(batch["t"] * 0 + 0.5, model(batch["x"]))
 
 
-def test_a_tape_gives_gradients_in_the_form_of_its_sources() -> None:
+def test_a_tape_returns_gradients_in_the_structure_of_its_sources() -> None:
     model = Network(mlp(), policy="float32")
     batch = next(batches(1))
     with GradientTape(persistent=True) as tape:
@@ -537,7 +537,7 @@ def test_classes_of_keras_are_on_the_last_axis() -> None:
     assert float(doubled) == pytest.approx(2 * expected, rel=1e-5)
 
 
-def test_a_loop_in_training_mode_moves_statistics_drops_and_exports() -> None:
+def test_a_loop_in_training_mode_updates_statistics_drops_and_exports() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20]> net (float[N,3] x) => (float[N,3] y)
         <float[3] s = {1, 2, 3}, float[3] b = {0, 0, 1}, float[3] mean = {0, 0, 0}, float[3] var = {1, 1, 1},
@@ -562,7 +562,7 @@ def test_a_loop_in_training_mode_moves_statistics_drops_and_exports() -> None:
     assert (weights["s"] == next(v.numpy() for v in loss.variables if v.name == "s")).all()
 
 
-def test_a_step_in_float16_names_sizes_that_tensor_cores_pad() -> None:
+def test_a_float16_step_names_sizes_padded_for_tensor_cores() -> None:
     report = training_step(mlp(), loss=CROSS_ENTROPY).report
     assert report is not None and report.notes == (
         "products in float16 have dimensions that are not multiples of 8: 4 (pad to 8); tensor cores run best on"
@@ -572,7 +572,7 @@ def test_a_step_in_float16_names_sizes_that_tensor_cores_pad() -> None:
     assert plain is not None and plain.notes == ()
 
 
-def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
+def test_objects_with_a_session_refuse_copies_with_a_remedy() -> None:
     trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY), **PLACE)
     for made in (trainer, square()):
         for copying in (copy.deepcopy, pickle.dumps):
@@ -580,7 +580,7 @@ def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
                 copying(made)
 
 
-def test_numbers_of_numpy_are_loss_scales_and_options_of_losses_come_by_place() -> None:
+def test_numpy_numbers_are_loss_scales_and_loss_options_may_be_positional() -> None:
     assert LossScaleOptimizer(SGD(0.1), np.float32(128)).loss_scale == FixedLossScale(128)
     assert Policy("mixed_float16", loss_scale=np.int64(64)).loss_scale == FixedLossScale(64)
     assert Losses.CategoricalCrossentropy(True, 0.1) == Losses.CategoricalCrossentropy(
@@ -615,7 +615,7 @@ def _cells(row: str) -> list[str]:
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if _cells(r)[2] != "tests"], ids=lambda row: _cells(row)[0][:40])
-def test_each_line_of_the_table_names_its_tests_unless_there_is_nothing_to_test(row: str) -> None:
+def test_each_line_of_the_table_names_its_tests_if_testable(row: str) -> None:
     _, here, tests = _cells(row)
     named = re.findall(r"`([^`]+)`", tests)
     assert named or here.startswith("not")
@@ -629,7 +629,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.partition(" | ")[0])
-def test_each_line_of_tensorflow_has_tests_that_exist_or_says_why_not(line: str) -> None:
+def test_each_line_of_tensorflow_has_existing_tests_or_a_reason(line: str) -> None:
     tests = line.partition(" | ")[2]
     for part in () if tests.startswith("- ") else tests.split("; "):
         name, _, functions = part.partition(": ")
@@ -651,12 +651,12 @@ def test_squares_overflow_and_vanish_in_float16(value: float, square: float) -> 
     ("op_type", "color"),
     [("ArgMax", "clear"), ("Floor", "clear"), ("Conv", "allow"), ("Add", "gray"), ("AveragePool", "gray")],
 )
-def test_the_lists_have_the_classes_of_tensorflow(op_type: str, color: str) -> None:
+def test_the_lists_match_the_classes_of_tensorflow(op_type: str, color: str) -> None:
     for to in (DType.FLOAT16, DType.BFLOAT16):
         assert load_lists(to).classify("", op_type, {}, 2).color.value == color
 
 
-def test_weights_that_are_set_back_train_as_before() -> None:
+def test_restored_weights_train_as_before() -> None:
     trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(0.1)), **PLACE)
     start, data = trainer.get_weights(), list(batches(4))
     first = trainer.fit(data).losses

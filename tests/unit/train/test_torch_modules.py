@@ -136,7 +136,7 @@ WAYS = (
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=" ".join)
-def test_gradients_and_a_step_of_adamw_are_those_of_pytorch(ways: tuple[str, ...]) -> None:
+def test_gradients_and_a_step_of_adamw_match_pytorch(ways: tuple[str, ...]) -> None:
     torch = pytest.importorskip("torch")
     net = _net(torch, ways)
     x = RNG.normal(size=(6, 5, 8)).astype(F32)
@@ -259,7 +259,7 @@ def _batch(rows: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["masked", "heads"])
-def test_dropout_has_the_distribution_of_pytorch_and_is_off_in_evaluation(way: str) -> None:
+def test_dropout_matches_the_distribution_of_pytorch_and_is_off_in_evaluation(way: str) -> None:
     torch = pytest.importorskip("torch")
     net, draws, batch = _net_of_dropout(torch, way), 150, _batch(3)
     step = _step(net, way, 0)
@@ -300,7 +300,7 @@ def _dropping(torch: Any, masks: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("way", ["channels", "channels of one row", "function"])
-def test_with_the_same_masks_a_step_is_that_of_pytorch(way: str) -> None:
+def test_with_the_same_masks_a_step_matches_pytorch(way: str) -> None:
     torch = pytest.importorskip("torch")
     net = _net_of_dropout(torch, way)
     step, names = _with_masks(_step(net, way, 1))
@@ -319,7 +319,7 @@ def test_with_the_same_masks_a_step_is_that_of_pytorch(way: str) -> None:
         np.testing.assert_allclose(own, parameter.grad.numpy(), rtol=1e-5, atol=3e-7)
 
 
-def test_training_mode_says_which_dropout_is_not_in_the_export() -> None:
+def test_training_mode_lists_dropout_missing_from_the_export() -> None:
     torch = pytest.importorskip("torch")
     nn = torch.nn
 
@@ -400,7 +400,7 @@ def losses_of_torch(torch: Any, net: Any, data: list[dict[str, Any]], low: Any) 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_transformer_is_within_1e_5_of_torch_in_float32_and_as_near_as_torch_amp_in_float16() -> None:
+def test_a_transformer_is_within_1e_5_of_torch_and_in_float16_close_to_torch_amp() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     data = sentences()
@@ -439,7 +439,7 @@ def keras() -> Any:
     return keras
 
 
-def test_norms_move_and_layers_drop_in_training_and_weights_go_back(keras: Any) -> None:
+def test_norms_update_and_layers_drop_in_training_and_weights_are_written_back(keras: Any) -> None:
     keras.utils.set_random_seed(0)
     layers = keras.layers
     model = keras.Sequential(
@@ -469,7 +469,7 @@ def test_norms_move_and_layers_drop_in_training_and_weights_go_back(keras: Any) 
     np.testing.assert_allclose(model.predict(x, verbose=0), network.predict(x), rtol=1e-4, atol=1e-5)
 
 
-def test_steps_are_those_of_keras(keras: Any) -> None:
+def test_steps_match_keras(keras: Any) -> None:
     inputs = keras.Input((6,), name="digits")
     hidden = keras.layers.BatchNormalization(momentum=0.5)(keras.layers.Dense(8, activation="tanh")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
@@ -484,7 +484,7 @@ def test_steps_are_those_of_keras(keras: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_what_can_not_be_exported_is_refused(keras: Any) -> None:
+def test_modules_that_cannot_be_exported_are_refused(keras: Any) -> None:
     low = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_float16", name="low")])
     with pytest.raises(TrainingError, match="layer 'low' computes in float16 by Keras's own policy; build the model"):
         from_keras(low)

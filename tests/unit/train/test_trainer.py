@@ -40,7 +40,7 @@ def test_loss_falls_and_accuracy_rises_over_epochs() -> None:
     assert before.metrics["accuracy"] < 0.5 < 0.9 < after.metrics["accuracy"]
 
 
-def test_the_state_is_a_copy_and_a_low_step_on_the_cpu_is_emulated_and_says_so() -> None:
+def test_the_state_is_a_copy_and_a_low_step_on_the_cpu_warns_of_emulation() -> None:
     assert trainer().where == "CPUExecutionProvider, float16 emulated: float32 kernels, rounded"
     assert trainer(policy="float32").where == "CPUExecutionProvider"
     as_it_is = Trainer(step(), **PLACE, emulated=False)
@@ -71,7 +71,7 @@ def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
     assert np.array_equal(without.state["w1"], again.state["w1"])  # powers of two scale exactly
 
 
-def test_the_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: Any) -> None:
+def test_the_progress_bar_is_only_drawn_on_a_terminal(monkeypatch: Any) -> None:
     plain, drawn = io.StringIO(), io.StringIO()
     monkeypatch.setattr(drawn, "isatty", lambda: True)
     for stream in (plain, drawn):
@@ -84,7 +84,7 @@ def test_the_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: Any) -> None
     assert "digits" in drawn.getvalue() and "100%" in drawn.getvalue()
 
 
-def test_an_interrupt_within_a_step_leaves_the_state_of_the_step_before(monkeypatch: Any) -> None:
+def test_an_interrupt_within_a_step_keeps_the_previous_state(monkeypatch: Any) -> None:
     made = Trainer(step(micro_batches=2), **PLACE)
     made.fit(DATA[:3])
     before = (made.state, made.steps, made.skipped)
@@ -107,7 +107,7 @@ def test_an_interrupt_within_a_step_leaves_the_state_of_the_step_before(monkeypa
     assert same(straight.state, made.state)
 
 
-def test_a_run_that_fails_changes_nothing() -> None:
+def test_a_failing_run_changes_nothing() -> None:
     model = parsed(
         "net (int64[N] x) => (float[N,2] y) <float[3,2] table = {1, 2, 3, 4, 5, 6}> { y = Gather (table, x) }"
     )
@@ -121,7 +121,7 @@ def test_a_run_that_fails_changes_nothing() -> None:
     assert same(before, made.state) and made.steps == 1
 
 
-def test_the_exported_model_computes_what_was_learned_and_converts() -> None:
+def test_the_exported_model_has_the_learned_weights_and_converts() -> None:
     made = trainer()
     made.fit(DATA, epochs=5)
     learned = made.export()
@@ -150,7 +150,7 @@ print({name: array.shape for name, array in made.state.items() if "/" not in nam
 
 
 @pytest.mark.stub
-def test_on_cuda_the_state_stays_where_it_is(cuda_stub: Path) -> None:
+def test_on_cuda_the_state_stays_on_the_device(cuda_stub: Path) -> None:
     done = stub.on_cuda(cuda_stub, ON_CUDA)
     each = [
         "CUDAExecutionProvider 4 32",
@@ -187,7 +187,7 @@ def test_evaluation_of_a_training_mode_step_uses_running_statistics_and_no_dropo
     assert made.evaluate([batch]).loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluation_changes_no_statistics_that_the_model_moves_by_itself() -> None:
+def test_evaluation_keeps_statistics_that_the_model_updates_itself() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20]> net (float[N,2,1] x) => (float[N,2,1] y)
         <float[2] s = {1, 1}, float[2] b = {0, 0}, float[2] mean = {0, 0}, float[2] var = {1, 1}> {
@@ -207,7 +207,7 @@ IGNORED = -100
 
 
 @pytest.mark.parametrize("options", ["", ", class_weights=[1, 2, 0.5, 3]", ", label_smoothing=0.1"])
-def test_a_mean_over_data_is_that_of_all_targets_that_count(options: str) -> None:
+def test_a_mean_over_data_covers_all_counted_targets(options: str) -> None:
     torch = pytest.importorskip("torch")
     text = f"cross_entropy(y, t, ignore_index={IGNORED}{options})"
     made = trainer(loss=text, policy="float32", loss_scale="dynamic")
@@ -251,7 +251,7 @@ def test_class_indices_may_keep_the_axis_of_the_classes() -> None:
         made.evaluate([{**DATA[0], "t": np.eye(4, dtype=np.int64)[DATA[0]["t"]]}])
 
 
-def test_batches_of_a_loss_of_the_models_own_weigh_the_classes_that_count() -> None:
+def test_batches_are_weighted_by_counted_classes_of_the_models_own_loss() -> None:
     model = parsed(
         "net (float[N,2] x, int64[N] t) => (float loss) <float[2,3] w = {1,-2,3,1,-1,2}>"
         " { y = MatMul (x, w) loss = SoftmaxCrossEntropyLoss <ignore_index = -100> (y, t) }"
@@ -266,7 +266,7 @@ def test_batches_of_a_loss_of_the_models_own_weigh_the_classes_that_count() -> N
         made.evaluate({**arrays, "t": np.full(60, 3)})
 
 
-def test_accuracy_comes_with_losses_of_classes_and_of_shares() -> None:
+def test_accuracy_accompanies_losses_of_classes_and_probabilities() -> None:
     made = trainer(policy="float32")
     scores = made.evaluate(DATA)
     y = np.concatenate([made.predict({"x": batch["x"]})["y"] for batch in DATA])
@@ -277,7 +277,7 @@ def test_accuracy_comes_with_losses_of_classes_and_of_shares() -> None:
 
 
 @pytest.mark.parametrize(("text", "least"), [("y, t", 0.0), ("p, t", 0.5), ("p, t, from_logits=False", 0.5)])
-def test_yes_begins_at_a_probability_of_a_half(text: str, least: float) -> None:
+def test_a_probability_of_a_half_is_a_yes(text: str, least: float) -> None:
     model = parsed(
         "net (float[N,3] x) => (float[N,2] y, float[N,2] p) <float[3,2] w = {1,-2,3,1,-1,2}>"
         " { y = MatMul (x, w) p = Sigmoid (y) }"
@@ -318,7 +318,7 @@ def test_a_tuple_of_arrays_is_a_mapping_in_the_order_of_the_step() -> None:
             placed.fit(wrong)
 
 
-def test_data_may_be_an_endless_generator_or_batches_that_change_from_epoch_to_epoch() -> None:
+def test_data_may_be_endless_or_differ_between_epochs() -> None:
     seeds = iter(range(9))
     history = _trainer().fit(lambda: batches(2, seed=next(seeds)), epochs=3)
     expected = _trainer().fit([batch for seed in (1, 2, 3) for batch in batches(2, seed=seed)])
@@ -341,7 +341,7 @@ def test_a_loader_that_shuffles_trains_and_evaluates() -> None:
     assert trained.evaluate(loader).loss == pytest.approx(trained.evaluate(data).loss, rel=1e-6)
 
 
-def test_counts_of_numpy_count() -> None:
+def test_numpy_integers_are_accepted_as_counts() -> None:
     one, other = _trainer(), _trainer(micro_batches=np.int64(1), seed=np.int64(3), optimizer=Adam(np.float64(0.01)))
     assert (
         one.fit(_arrays(), epochs=2, batch_size=10, seed=0).losses
@@ -350,7 +350,7 @@ def test_counts_of_numpy_count() -> None:
     json.dumps(other.step.optimizer.get_config())
 
 
-def test_an_epoch_of_some_steps_goes_on_where_the_one_before_ended() -> None:
+def test_an_epoch_of_a_few_steps_continues_after_the_previous_one() -> None:
     data = _arrays(103)
     whole, parts, resumed = _trainer(), _trainer(), _trainer()
     expected = whole.fit(data, epochs=4, batch_size=32, seed=0)
@@ -402,7 +402,7 @@ def test_early_stopping_ends_with_the_best_state() -> None:
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(0, 3), (1, 3), (2, 4), (3, 5)])
-def test_patience_counts_epochs_without_improvement_as_keras_does(patience: int, epochs: int) -> None:
+def test_patience_counts_epochs_without_improvement_as_in_keras(patience: int, epochs: int) -> None:
     stopping = EarlyStopping("val_loss", patience)
     losses = [1.0, 0.5, 0.5, 0.6, 0.7, 0.8]
     stopping.begin()
@@ -414,13 +414,13 @@ def test_patience_counts_epochs_without_improvement_as_keras_does(patience: int,
     ("monitor", "better"),
     [("loss", 0.1), ("val_loss", 0.1), ("accuracy", 0.9), ("val_accuracy", 0.9)],
 )
-def test_a_monitor_knows_by_the_name_what_is_better(monitor: str, better: float) -> None:
+def test_a_monitor_infers_from_its_name_what_is_better(monitor: str, better: float) -> None:
     stopping = EarlyStopping(monitor)
     stopping.begin()
     assert [stopping.epoch_end(_trainer(), {monitor: value}) for value in (0.5, better, 0.5)] == [False, False, True]
 
 
-def test_a_function_of_an_epoch_is_a_callback_needs_no_list_and_stops_if_it_says_so() -> None:
+def test_a_function_may_be_the_only_callback_and_can_stop_the_run() -> None:
     seen: list[tuple[int, Any]] = []
 
     def look(epoch: int, log: Any) -> bool:
@@ -431,7 +431,7 @@ def test_a_function_of_an_epoch_is_a_callback_needs_no_list_and_stops_if_it_says
     assert seen == list(enumerate(history.epochs)) and len(seen) == 2
 
 
-def test_inputs_and_targets_are_given_as_in_keras() -> None:
+def test_inputs_and_targets_are_passed_as_in_keras() -> None:
     data = _arrays()
     expected = _trainer().fit(data, epochs=2, batch_size=25, seed=1)
     for x, y in ((data["x"], data["t"]), ({"x": data["x"]}, data["t"]), ((data["x"],), {"t": data["t"]})):
@@ -445,7 +445,7 @@ def test_inputs_and_targets_are_given_as_in_keras() -> None:
     assert _trainer().fit(data["x"], labels, batch_size=25, epochs=2, seed=1).losses == expected.losses
 
 
-def test_each_call_draws_an_order_of_its_own_unless_it_has_a_seed() -> None:
+def test_each_call_shuffles_differently_unless_it_has_a_seed() -> None:
     orders = [_trainer().fit(_arrays(), seed=seed).losses for seed in (None, None, 3, 3)]
     assert orders[0] != orders[1] and orders[2] == orders[3]
 
@@ -466,7 +466,7 @@ def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
     assert told.startswith("weights are NaN, since steps with nonfinite gradients were applied: first that of 'b2'")
 
 
-def test_predictions_of_all_rows_come_in_their_order() -> None:
+def test_predictions_of_all_rows_are_in_their_order() -> None:
     made, data = _trainer(), _arrays()
     made.fit(data, epochs=3)
     whole = made.predict({"x": data["x"]}, batch_size=7)["y"]

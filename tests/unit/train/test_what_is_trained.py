@@ -62,7 +62,7 @@ def test_a_table_of_sinusoids_is_not_trained(table: Array) -> None:
     [np.zeros((12, 8)), np.ones((12, 8)), RNG.uniform(-1, 1, (12, 8)), np.arange(96.0).reshape(12, 8) / 96],
     ids=["zeros", "ones", "uniform", "line"],
 )
-def test_a_learned_table_is_trained_even_if_all_its_numbers_are_equal(table: Array) -> None:
+def test_a_learned_table_is_trained_even_if_its_numbers_are_equal(table: Array) -> None:
     assert _step(_positions(table)).parameters == ("table", "w")
 
 
@@ -77,11 +77,11 @@ def test_zeros_and_ones_that_multiply_are_a_mask() -> None:
 
 
 @pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "layers.0.cos_cached"])
-def test_a_buffer_is_known_by_its_name(name: str) -> None:
+def test_a_buffer_is_recognized_by_its_name(name: str) -> None:
     assert _why(_step(_positions(RNG.normal(size=(12, 8)), name)))[name] == ("frozen", "a buffer by its name")
 
 
-def test_an_initial_state_is_not_trained_behind_an_expand() -> None:
+def test_an_initial_state_is_not_trained_through_an_expand() -> None:
     model = parsed(
         """net (float[3,N,4] x) => (float loss) <int64[1] one = {1}, int64[1] five = {5}, int64[1] zero = {0}> {
           all = Shape (x)  n = Slice (all, one, two, zero)  shape = Concat <axis = 0> (one, n, five)
@@ -108,7 +108,7 @@ def test_an_initial_state_is_not_trained_behind_an_expand() -> None:
            m = MatMul (h, w)  g = Add (m, e)  o = Identity (g) }>""",
     ],
 )
-def test_a_state_that_a_body_carries_is_not_trained(loop: str) -> None:
+def test_a_state_carried_by_a_body_is_not_trained(loop: str) -> None:
     model = parsed(
         f"""net (float[3,4] x, float[2,3,4] xs) => (float loss) <int64 n = {{2}}> {{
           {loop}  s = Mul (last, last)  loss = ReduceMean <keepdims = 0> (s)
@@ -119,7 +119,7 @@ def test_a_state_that_a_body_carries_is_not_trained(loop: str) -> None:
     assert _why(step)["start"] == ("frozen", "the initial state of a recurrence")
 
 
-def test_a_glob_leaves_what_the_rules_leave_and_a_name_does_not() -> None:
+def test_a_name_overrides_the_rules_and_a_glob_does_not() -> None:
     model = _positions(RNG.normal(size=(12, 8)), "net.inv_freq")
     assert _step(model, parameters=["*"]).parameters == ("w",)
     named = _step(model, parameters=["*", "net.inv_freq"])
@@ -136,7 +136,7 @@ def test_the_report_of_a_lowered_step_has_both_tables() -> None:
     assert report.to_dict()["parameters"][0] == {"name": "w1", "role": "trained", "shape": [8, 16], "why": ""}
 
 
-def test_weights_that_only_a_body_reads_are_trained_too() -> None:
+def test_weights_read_only_in_a_body_are_also_trained() -> None:
     model = parsed(
         "net (float[N,2] x, bool c) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2,2] v = {1, 2, 3, 4}>"
         " { y = If (c) <then_branch = a () => (float[N,2] p) { p = MatMul (x, w) },"
@@ -152,7 +152,7 @@ def test_weights_that_only_a_body_reads_are_trained_too() -> None:
     assert [np.array_equal(before[name], made.state[name]) for name in ("w", "v")] == [False, True]
 
 
-def test_a_converted_model_is_trained_once_it_is_widened_and_tied_weights_are_told() -> None:
+def test_a_converted_model_is_trained_after_widening_and_tied_weights_are_named() -> None:
     half = amp_rewrite.convert(mlp(), safety="none").model
     assert training_step(half, loss=CROSS_ENTROPY, parameters=["b2"]).parameters == ("b2",)
     widened = amp_rewrite.convert(half, keep=["*"]).model
@@ -167,7 +167,7 @@ _TWO_NORMS = """net (float[N,4] x) => (float loss) {
 }"""
 
 
-def test_weights_that_an_exporter_merged_are_an_error_with_the_way_out() -> None:
+def test_weights_merged_by_an_exporter_are_an_error_with_a_remedy() -> None:
     model = _with(parsed(_TWO_NORMS), scale=np.ones(4), w=RNG.normal(size=(4, 4)))
     with pytest.raises(TrainingError) as error:
         _step(model)
@@ -182,7 +182,7 @@ def test_weights_that_an_exporter_merged_are_an_error_with_the_way_out() -> None
 
 
 @pytest.mark.parametrize("opset", [12, 15])
-def test_an_embedding_below_opset_16_is_moved_and_told(opset: int) -> None:
+def test_an_embedding_below_opset_16_is_moved_and_reported(opset: int) -> None:
     model = parsed("net (int64[N] ids) => (float[N,4] y) { e = Gather (table, ids)  y = MatMul (e, w) }", opset)
     model = _with(model, table=RNG.normal(size=(5, 8)), w=RNG.normal(size=(8, 4)))
     step = training_step(model, loss=CROSS_ENTROPY, policy="float32", optimizer="sgd,lr=1.0")
@@ -198,7 +198,7 @@ def test_an_embedding_below_opset_16_is_moved_and_told(opset: int) -> None:
 
 
 @pytest.mark.torch
-def test_from_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_torch_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", ModuleType("onnxscript"))
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(TrainingError, match="from_torch needs PyTorch and onnxscript, but torch is not installed"):

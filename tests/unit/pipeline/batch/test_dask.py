@@ -34,7 +34,7 @@ def test_a_cluster_writes_the_same_files_as_one_process(client: Any, src: Path, 
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["while it writes", "before it reports"])
-def test_a_worker_that_is_killed_midway_loses_no_model(client: Any, src: Path, tmp_path: Path, published: bool) -> None:
+def test_a_worker_killed_midway_loses_no_model(client: Any, src: Path, tmp_path: Path, published: bool) -> None:
     killed = str(tmp_path / "killed")
 
     def arm() -> None:

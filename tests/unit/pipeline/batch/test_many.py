@@ -44,7 +44,7 @@ def broken(path: Path) -> Path:
     return path
 
 
-def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path) -> None:
+def test_a_tree_is_mirrored_and_other_files_are_copied(src: Path, out: Path) -> None:
     outcomes = done(src, out=out)
     assert sorted(tree(out)) == sorted(tree(src))
     assert {outcome.rc for outcome in outcomes} == {0} and len(outcomes) == 3
@@ -64,7 +64,7 @@ def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path)
         (lambda src: (src.parent / "out").write_text(""), {}, "it is a file; several models need a folder"),
     ],
 )
-def test_a_mistake_of_the_whole_is_told_before_anything_is_written(
+def test_a_general_mistake_is_reported_before_anything_is_written(
     src: Path, out: Path, change: Callable[[Path], object], more: dict[str, Any], message: str
 ) -> None:
     change(src)
@@ -73,7 +73,7 @@ def test_a_mistake_of_the_whole_is_told_before_anything_is_written(
     assert not out.is_dir()
 
 
-def test_results_that_are_there_stay_unless_they_may_go(src: Path, out: Path) -> None:
+def test_existing_results_stay_unless_replacing_is_allowed(src: Path, out: Path) -> None:
     done(src, out=out)
     before = tree(out)
     with pytest.raises(ModelError, match="and 4 more files exist; name another folder, or: resume=True goes on"):
@@ -101,7 +101,7 @@ def test_an_empty_folder_and_one_without_models_are_named(tmp_path: Path, out: P
         convert_many([], out=out)
 
 
-def test_a_model_that_fails_leaves_the_others(src: Path, out: Path) -> None:
+def test_a_failing_model_does_not_stop_the_others(src: Path, out: Path) -> None:
     broken(src / "decoder" / "model.onnx")
     net(src / "out_of_folder.onnx", data="w.bin")
     shutil.move(src / "w.bin", src.parent / "w.bin")
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(src: Path, out: Path, monkeypa
         convert_many(src, out=out)
 
 
-def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path, out: Path) -> None:
+def test_files_with_names_beyond_unicode_are_copied_and_models_refused(src: Path, out: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     (src / f"{name}.txt").write_text("x")
     net(src / f"{name}.onnx")
@@ -151,7 +151,7 @@ def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path,
     assert str(src / f"{name}.onnx") in {line["source"] for line in lines}
 
 
-def test_a_pattern_has_to_match_in_some_model(src: Path, out: Path) -> None:
+def test_a_pattern_must_match_in_some_model(src: Path, out: Path) -> None:
     net(src / "named.onnx", names=("mask", "z"))
     outcomes = done(src, out=out, io="mask=float16", keep="second")
     assert {outcome.rc for outcome in outcomes} == {0}
@@ -171,7 +171,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_summary_tells_what_is_finished(
+def test_a_resumed_batch_skips_the_finished_models_of_its_summary(
     src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "s.jsonl"
@@ -187,7 +187,7 @@ def test_a_summary_tells_what_is_finished(
 
 
 @pytest.mark.parametrize("change", ["source", "options", "target", "data"])
-def test_what_changed_is_done_again(
+def test_changed_models_are_converted_again(
     src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     summary, options = tmp_path / "s.jsonl", {"external_data": True}
@@ -248,14 +248,14 @@ def test_processes_and_executors_give_the_same_files(src: Path, out: Path, tmp_p
     assert executor.most == jobs
 
 
-def test_closing_the_iterator_stops_and_leaves_whole_files(src: Path, out: Path) -> None:
+def test_closing_the_iterator_stops_the_batch_and_leaves_whole_files(src: Path, out: Path) -> None:
     outcomes = convert_many(src, out=out)
     first = next(outcomes)
     outcomes.close()  # type: ignore[attr-defined]
     assert [name for name in left(out) if name.endswith(".onnx")] == [os.path.relpath(first.target, out)]
 
 
-def test_models_that_share_external_data_get_weights_of_their_own(tmp_path: Path, out: Path) -> None:
+def test_models_with_shared_external_data_get_their_own_weights(tmp_path: Path, out: Path) -> None:
     for name in ("a", "b"):
         net(tmp_path / "src" / f"{name}.onnx", data="shared.onnx_data")
     outcomes = done(tmp_path / "src", out=out, external_data=True)

@@ -32,7 +32,7 @@ def lost(job: tuple[str, int], reason: str) -> str:
 
 
 @posix
-def test_a_process_that_is_killed_costs_its_own_job_alone() -> None:
+def test_a_killed_process_loses_only_its_own_job() -> None:
     jobs = [("", 0), ("dies", 1), ("", 2), ("", 3)]
     with Processes(2) as pool:
         results = list(run_jobs(iter(jobs), work, pool, 2, lost))
@@ -45,7 +45,7 @@ def test_a_process_that_is_killed_costs_its_own_job_alone() -> None:
 
 
 @posix
-def test_ctrl_c_is_for_the_parent_from_the_start_of_a_process_on() -> None:
+def test_ctrl_c_only_interrupts_the_parent_even_while_a_process_starts() -> None:
     """A process that loads modules would answer it with a traceback."""
     with Processes(1) as pool:
         blocked = pool.submit(partial(signal.pthread_sigmask, signal.SIG_BLOCK), []).result()
@@ -53,7 +53,7 @@ def test_ctrl_c_is_for_the_parent_from_the_start_of_a_process_on() -> None:
 
 
 @posix
-def test_an_executor_that_breaks_or_fails_loses_jobs_with_the_reason() -> None:
+def test_a_broken_or_failing_executor_loses_jobs_with_the_reason() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         results = list(run_jobs(iter([("dies", 0), ("", 1)]), work, processes, 1, lost))
     assert [str(result).partition(":")[0] for result in results] == ["0", "1"]
@@ -64,7 +64,7 @@ def test_an_executor_that_breaks_or_fails_loses_jobs_with_the_reason() -> None:
         ]
 
 
-def test_results_never_pile_up_and_what_has_not_begun_is_cancelled() -> None:
+def test_results_never_pile_up_and_pending_jobs_are_cancelled() -> None:
     begun: list[int] = []
 
     def slow(job: int) -> None:
@@ -102,7 +102,7 @@ if __name__ == "__main__":
 
 @posix
 @pytest.mark.parametrize("way", ["the parent", "the parent, hard", "a process"])
-def test_processes_undo_what_they_write_and_end_with_their_parent(tmp_path: Path, way: str) -> None:
+def test_processes_remove_partial_files_and_end_with_their_parent(tmp_path: Path, way: str) -> None:
     (tmp_path / "writing.py").write_text(WRITING)
     (tmp_path / "out").mkdir()
     command = [sys.executable, tmp_path / "writing.py", tmp_path / "out"]
@@ -152,7 +152,7 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
         ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"}),
     ],
 )
-def test_a_running_scheduler_is_connected_to_and_left_running(
+def test_a_running_scheduler_is_used_and_left_running(
     distributed: MagicMock, scheduler: str, given: tuple[str, ...], named: dict[str, str]
 ) -> None:
     client = distributed.Client.return_value
@@ -165,7 +165,7 @@ def test_a_running_scheduler_is_connected_to_and_left_running(
 
 
 @pytest.mark.parametrize("refusal", [TimeoutError("too late"), ValueError("too late")])
-def test_a_scheduler_without_workers_or_an_answer_says_so(distributed: MagicMock, refusal: Exception) -> None:
+def test_a_scheduler_without_workers_or_an_answer_is_reported(distributed: MagicMock, refusal: Exception) -> None:
     client = distributed.Client.return_value
     client.nthreads.return_value = {}
     with pytest.raises(MachineError, match="has no workers; start some with `dask worker head:8786`"):

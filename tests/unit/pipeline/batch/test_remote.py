@@ -53,7 +53,7 @@ def files(memory: Any, folder: str) -> dict[str, bytes]:
     ],
 )
 @pytest.mark.parametrize("url", [False, True])
-def test_a_copy_of_the_same_size_counts_as_there(
+def test_a_copy_of_the_same_size_is_not_repeated(
     there: bytes | None, overwrite: bool, resume: bool, left: bytes | None, url: bool, tmp_path: Path, memory: Any
 ) -> None:
     source, here = tmp_path / "a.json", tmp_path / "b.json"
@@ -86,7 +86,7 @@ def done(*given: Any, **more: Any) -> list[Outcome]:
 
 @pytest.mark.parametrize("source", ["memory://hub/src", "here"])
 @pytest.mark.parametrize("out", ["memory://hub/out", "out"])
-def test_results_by_url_are_those_of_folders(
+def test_results_by_url_match_those_of_folders(
     source: str, out: str, src: Path, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,14 +98,14 @@ def test_results_by_url_are_those_of_folders(
     assert not list(tmp_path.glob("memory*"))
 
 
-def test_the_data_of_a_model_come_along_and_are_not_copied(src: Path, tmp_path: Path) -> None:
+def test_the_data_of_a_model_is_converted_with_it_and_not_copied(src: Path, tmp_path: Path) -> None:
     done("memory://hub/src/big", out=tmp_path / "out")
     assert sorted(tree(tmp_path / "out")) == ["model.onnx"]
     done("memory://hub/src/big/model.onnx", out=tmp_path / "one")
     assert tree(tmp_path / "one") == tree(tmp_path / "out")
 
 
-def test_models_are_put_after_their_data(src: Path, memory: Any, monkeypatch: Any) -> None:
+def test_models_are_uploaded_after_their_data(src: Path, memory: Any, monkeypatch: Any) -> None:
     order: list[str] = []
     for name in ("put_file", "pipe_file"):
         own = getattr(type(memory), name)
@@ -119,7 +119,7 @@ def test_models_are_put_after_their_data(src: Path, memory: Any, monkeypatch: An
     assert [name for name in order if not name.startswith("src")] == ["out/model.onnx_data", "out/model.onnx"]
 
 
-def test_a_run_is_resumed_by_what_the_store_says_of_files(src: Path, memory: Any, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_the_stores_listing(src: Path, memory: Any, tmp_path: Path) -> None:
     given: dict[str, Any] = {"out": "memory://hub/out", "summary": tmp_path / "s.jsonl"}
     first = done("memory://hub/src", **given)
     with pytest.raises(ModelError, match=r"memory://hub/out/\S+ and 6 more files exist"):
@@ -139,7 +139,7 @@ def test_a_run_is_resumed_by_what_the_store_says_of_files(src: Path, memory: Any
     assert memory.exists("/hub/out/decoder/plain.onnx")
 
 
-def test_failures_name_urls_and_leave_the_others(src: Path, memory: Any, tmp_path: Path) -> None:
+def test_failures_name_urls_and_do_not_stop_the_others(src: Path, memory: Any, tmp_path: Path) -> None:
     memory.pipe_file("/hub/src/decoder/model.onnx", b"\x08\x08garbage")
     outcomes = list(convert_many("memory://hub/src", out=tmp_path / "out"))
     (failed,) = [outcome for outcome in outcomes if outcome.rc]
@@ -166,7 +166,7 @@ def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.jsonl", "src"]
 
 
-def test_a_store_that_is_not_known_or_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_or_uninstalled_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MachineError, match=r"nowhere://a: Protocol not known: nowhere; name a store"):
         convert_many("nowhere://a", out=tmp_path / "out")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)

@@ -51,7 +51,7 @@ def _changed(case: Case) -> int:
     return changed
 
 
-def test_no_operator_changes_a_bit_whatever_the_exponents_of_its_values_are() -> None:
+def test_no_operator_changes_a_bit_under_any_shift() -> None:
     tested = {case.op_type for case in cases() if _changed(case)}
     assert {kind for kind in kinds() if ":" not in kind} - _UNTESTED <= tested
 
@@ -299,7 +299,7 @@ def test_no_operator_of_onnxruntime_changes_a_bit_by_a_shift(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_an_attribute_takes_the_shift_of_packed_or_normed_queries(name: str) -> None:
+def test_an_attribute_absorbs_the_shift_of_packed_or_normed_queries(name: str) -> None:
     view = View.of(Model.load(sandwiched(built(ELSEWHERE[name])[0])))
     shift = shifted_to(view, {"q_inner": 4, "k_inner": 4})
     (node,) = (node for node in shift.view.model.proto.graph.node if node.domain)
@@ -342,7 +342,7 @@ def added(array: Array, exponent: int, *, flush: bool) -> float:
 
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0, 1e4])
-def test_counts_tell_a_shift_that_costs_digits_from_one_that_does_not(size: float, flush: bool) -> None:
+def test_counts_distinguish_shifts_that_lose_digits(size: float, flush: bool) -> None:
     array = (NORMAL * size).astype(np.float32).astype(np.float64)
     told = [e for e in range(40) if value_keeps(fit_of(array), e, TO, flush=flush)]
     kept = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MAX_ADDED_ERROR]
@@ -362,12 +362,12 @@ def test_counts_tell_a_shift_that_costs_digits_from_one_that_does_not(size: floa
         (Fit(count=4, absmax=1.0, absmin=1e-7, flushed=1), -3, True),
     ],
 )
-def test_no_numbers_no_shift_and_no_small_numbers_keep_all_digits(fit: Fit, exponent: int, keeps: bool) -> None:
+def test_without_small_numbers_a_shift_keeps_all_digits(fit: Fit, exponent: int, keeps: bool) -> None:
     assert value_keeps(fit, exponent, TO, flush=False) is keeps
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_a_constant_may_not_leave_the_range_that_it_is_in(size: int) -> None:
+def test_a_constant_must_stay_in_its_range(size: int) -> None:
     constant = np.full(size, 0.5, np.float32)
     constant[size // 3] = 2  # of a large one, a sample is rounded
     keeps = [constant_keeps([constant], fit_of(constant), e, TO, flush=False) for e in (-14, -15)]
@@ -388,7 +388,7 @@ def test_a_constant_may_not_leave_the_range_that_it_is_in(size: int) -> None:
         ([np.nan, np.inf, 1.0], 3, True),
     ],
 )
-def test_a_power_of_two_is_exact_unless_numbers_lose_bits(numbers: list[float], exponent: int, exact: bool) -> None:
+def test_a_power_of_two_is_exact_unless_it_drops_bits(numbers: list[float], exponent: int, exact: bool) -> None:
     array = np.array(numbers, np.float32)
     finite = array[np.isfinite(array)].astype(np.float64)
     assert is_exact(fit_of(finite), [array], exponent) is exact
