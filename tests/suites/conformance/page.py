@@ -14,13 +14,13 @@ from suites.conformance.trial import MODES, Outcome
 from suites.conformance.worker import Results
 
 HOW = {
-    "rounded": "the float32 model's results on inputs rounded to the low type. There the rounding of the inputs alone "
-    "moves the result further than the bound (tan near π/2, Softmax of numbers around 10 000, "
-    "sums that cancel) or across a step (quantization, ties)",
-    "quantum": "the standard's results, with integers from a quantizer one step away: a tie that the rounded scale "
-    "breaks the other way",
-    "statistics": "the share of zeros and the mean of the rest, since a random generator is at work",
-    "float32": "onnxruntime's own float32 results, which are not what the standard expects",
+    "rounded": "the float32 model's results on inputs rounded to the low type. In these cases, rounding the inputs "
+    "moves the result beyond the bound (tan near π/2, Softmax of numbers around 10,000, sums that cancel) or across a "
+    "step (quantization, ties)",
+    "quantum": "the standard's results, where integers from a quantizer may be one step away: the rounded scale breaks "
+    "a tie the other way",
+    "statistics": "the share of zeros and the mean of the other elements, because the results are random",
+    "float32": "onnxruntime's own float32 results, which differ from the standard's",
 }
 
 
@@ -53,59 +53,60 @@ def _sections(results: Results) -> Iterator[str]:
     suites = Counter(ground.case.split("/")[0] for ground in grounds)
     yield "# Conformance"
     yield _text(
-        "`make conformance` converts every model that the ONNX standard tests its operators with, as far as it has "
-        "float32 inputs or outputs, and writes this page. "
+        "`make conformance` converts every test model of the ONNX standard that has float32 inputs or outputs, and "
+        "writes this page. "
         f"amp-rewrite {VERSION}, onnx {onnx.__version__}, onnxruntime {ort.__version__}."
     )
     yield score(results)
     yield _text(
         "*right*: a converted model passes the full checker, opens in onnxruntime at BASIC and at ALL (float16), and "
-        "gives right results; of these *converted* is how many came out changed. *right with --data*: not right as "
-        "such, since float32 values leave the type's range on the case's own inputs, and right when converted with "
-        "those inputs (`amp-rewrite MODEL --data INPUTS`). *without safety*: by `--set safety=none`, so that nothing "
-        "is held in float32 that is known to leave the range. *others valid*: of the models that onnxruntime cannot "
-        "run in float32, how many convert and pass the checker."
+        "gives right results. *right with --data*: wrong without data, because float32 values leave the type's range "
+        "on the case's own inputs, but right when converted with these inputs (`amp-rewrite MODEL --data INPUTS`). "
+        "*converted*: how many of the right models the conversion changed. *without safety*: with `--set safety=none`, "
+        "which also lowers ops whose values are known to leave the range. *others valid*: how many of the models that "
+        "onnxruntime cannot run in float32 convert and pass the checker."
     )
     yield "## The cases"
     yield _text(
-        f"{len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}): those of "
-        "`onnx.backend.test` without `ai.onnx.preview.training`. "
-        f"{states['counted']} run in float32 on onnxruntime's CPU provider and count; for that "
-        f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of them are labelled opset {NEWEST_OPSET} and "
-        f"IR {NEWEST_IR}, the newest that it opens, under which they still check. {states['unlabelled']} do not check "
-        f"under these labels, and {states['refused']} it cannot run: these are converted and checked, not judged."
+        f"{len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}): all of "
+        "`onnx.backend.test` except `ai.onnx.preview.training`. "
+        f"{states['counted']} run in float32 on onnxruntime's CPU provider and count. "
+        f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of these are relabeled to opset {NEWEST_OPSET} "
+        f"and IR {NEWEST_IR}, the newest that it opens, and still pass the checker. {states['unlabelled']} fail it "
+        f"after relabeling, and onnxruntime cannot run {states['refused']}: both are converted and checked, but not "
+        "judged."
     )
     yield "## How results are judged"
     yield _text(
-        "Under `amp_rewrite.emulate`, never by half-precision CPU kernels: float32 kernels, each low result rounded, "
-        "and no graph optimization. What CUDA kernels round inside is left out: it is the same with every converter. "
-        "Inputs and outputs keep their types. Floats may differ from what the standard expects by "
-        f"(1 + √n) · eps, but at most {DEEP_ENOUGH:g} · eps, times the largest magnitude of the tensor; eps is that of "
-        "the low type, n the number of low ops. (Rounding to nearest is off by eps/2: the two operands of a product "
-        "make eps, each op rounds its result once, and independent errors add up as in a random walk. Sums are "
-        "accumulated in float32, so their length does not count.) Infinities, NaN, types, shapes, integers, booleans "
-        "and strings must be equal. A model that came out unchanged is what it was. What does not meet the bound may "
-        "still be right by another measure:"
+        "Results are emulated (`amp_rewrite.emulate`), never computed by half-precision CPU kernels: float32 kernels, "
+        "each low result rounded, and no graph optimization. Rounding inside CUDA kernels is ignored, because it is "
+        "the same for every converter. Inputs and outputs keep their types. Floats may differ from the standard's by "
+        f"(1 + √n) · eps, but at most {DEEP_ENOUGH:g} · eps, times the largest magnitude of the tensor, where eps is "
+        "that of the low type and n the number of low ops. (Rounding to nearest is off by eps/2: the two operands of a "
+        "product contribute eps, each op rounds its result once, and independent errors add up as in a random walk. "
+        "Sums are accumulated in float32, so their length does not count.) Infinities, NaN, types, shapes, integers, "
+        "booleans and strings must be equal. An unchanged model is right. Results beyond the bound may still be right "
+        "by another measure:"
     )
     for how, words in HOW.items():
         yield f"### {how}\n\n" + _text(f"Compared with {words}.")
         yield _by_case(o for o in results.outcomes.values() if o.how == how)
     yield from _with_data([o for o in results.outcomes.values() if o.verdict == "data"])
-    yield "## What went wrong"
+    yield "## Failures"
     yield _by_case((o for o in results.failures), notes=True)
-    yield "## What onnxruntime cannot run in float32"
-    yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "refused") or "Nothing.")
-    yield f"## What does not check at opset {NEWEST_OPSET}"
-    yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "unlabelled") or "Nothing.")
+    yield "## Models that onnxruntime cannot run in float32"
+    yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "refused") or "None.")
+    yield f"## Models that fail the checker at opset {NEWEST_OPSET}"
+    yield _text(", ".join(f"`{g.case}`" for g in grounds if g.state == "unlabelled") or "None.")
 
 
 def _with_data(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What only data tells; nothing where there is no such case."""
+    """Yield the cases that are right only with data."""
     if outcomes:
         yield "### data\n\n" + _text(
-            "Right with data only: the safety rules are off or foresee nothing there, and a run on the case's own "
-            "inputs shows values that the type cannot hold. The light models have constant weights of 0.02 in place of "
-            "trained ones, so that their activations grow beyond those of any trained model."
+            "Right only with data: the safety rules are off or do not foresee the overflow, but a run on the case's "
+            "own inputs shows values that the type cannot hold. The light models have constant weights of 0.02 "
+            "instead of trained ones, so their activations exceed those of any trained model."
         )
         yield _by_case(outcomes, notes=True)
 
@@ -123,7 +124,7 @@ def _by_case(outcomes: Iterable[Outcome], *, notes: bool = False) -> str:
     lines = [
         f"- `{case}`: {_modes(modes)}{f' ({note})' if note else ''}" for (case, note), modes in sorted(found.items())
     ]
-    return "\n".join(lines) or "Nothing."
+    return "\n".join(lines) or "None."
 
 
 def _modes(modes: Sequence[str]) -> str:

@@ -174,7 +174,7 @@ def test_the_page_lists_wrong_models_and_those_that_data_corrects() -> None:
     line = next(line for line in score(results_with("hang")).splitlines() if "default to float16" in line)
     assert [cell.strip() for cell in line.strip("|").split("|")[1:]] == ["2", "1", "0", "1", "1", "1 of 1"]
     wrong, right = (page(results_with(verdict)) for verdict in ("wrong", "right"))
-    assert wrong.split("## What went wrong")[1].split("##")[0].strip() == "- `node/b`: every mode (wrong: so so)"
-    assert right.split("## What went wrong")[1].split("##")[0].strip() == "Nothing."
+    assert wrong.split("## Failures")[1].split("##")[0].strip() == "- `node/b`: every mode (wrong: so so)"
+    assert right.split("## Failures")[1].split("##")[0].strip() == "None."
     assert "### data" not in right
     assert "- `node/b`: every mode (data: so so)" in page(results_with("data")).split("### data")[1]
