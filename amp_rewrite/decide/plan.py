@@ -281,7 +281,7 @@ class _Planner:
     def _reason(self, value: ValueId, dtype: DType, uses: list[Use]) -> str:
         if not uses:
             if value in self.io:
-                return f"the model's output is asked to be {dtype.spelling}"
+                return f"the model's output is requested as {dtype.spelling}"
             return f"the {'model' if self.view.values[value].public else 'body'}'s output stays {dtype.spelling}"
         readers = sorted({use.op for use in uses})
         more = f" and {len(readers) - 1} more" if len(readers) > 1 else ""

@@ -165,7 +165,7 @@ POSITION = _reason("position", "computes positions or angles, which need the dig
 MASK_FILL = _reason("mask_fill", "adds a mask that would overflow", Strength.SAFETY, ("saturated",))
 CONSTANT_RANGE = _reason("constant_range", "one of its constants does not fit the type", Strength.SAFETY)
 MAGNIFIED = _reason("magnified", "a small number that a logarithm, root or divisor magnifies", Strength.SAFETY)
-FOLDED = _reason("folded", "computed from constants alone, once, at load time", Strength.SAFETY)
+FOLDED = _reason("folded", "computed only from constants, once, at load time", Strength.SAFETY)
 CANCELLATION = _reason("cancellation", "a small difference of large squares and products", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 RUNNING_SUM = _reason("running_sum", "sums many terms, each small beside the sum", Strength.SAFETY)
@@ -205,7 +205,7 @@ def words(rule: str) -> str:
 
 
 _FACTS = {
-    "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
+    "bias": "a bias of attention, or one that outweighs its product: added in float32, moved or dropped",
     "caches": "float32 inputs that a step adds to and returns",
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
@@ -221,12 +221,12 @@ _FACTS = {
     "repaired": "ops pinned until the outputs are within tolerance",
     "selected": "a mask that was added, and is now applied by Where",
     "shifted": "values beyond the range of the type, scaled by a power of two",
-    "tf32": "low convolutions next to float32 products: TF32 gives these tensor cores, and the products fewer digits",
+    "tf32": "low convolutions next to float32 products: TF32 lets them use tensor cores, but costs the products digits",
 }
 """Kinds of findings that are facts."""
 _WARNINGS = {
     "mostly_float32": "less than a quarter of the operations of products and convolutions is low",
-    "float64": "products and convolutions in float64, which stays",
+    "float64": "products and convolutions that stay float64",
     "flushed": "small weights become 0 in the low type",
     "kernel_table": "the release of the target has no kernel table of its own",
     "not_shifted": "a value beyond the range of the type that no shift brings into range",
@@ -234,7 +234,7 @@ _WARNINGS = {
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
     "runtime_only": "operators of ai.onnx that only onnxruntime knows",
     "saturated": "numbers beyond the range of the type become its largest finite number",
-    "target_limits": "an opset or IR version that the target does not open",
+    "target_limits": "an opset or IR version that the target does not support",
     "unchecked": "a check of the result that was not possible",
     "widened": "ops in another low type that became float32 first",
 }
@@ -254,16 +254,16 @@ _REMARKS = {
     "bias": ("the same numbers, and the product stays low", ""),
     "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low, too"),
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers your inputs"),
-    "channels_last": ("with default options each convolution changes the layout twice", "use the options named"),
+    "channels_last": ("with default options each convolution changes the layout twice", "use these options"),
     "float64": ("these ops stay", "--set narrow=true makes them float32 first"),
-    "flushed": ("these weights are lost", "--data shows what the outputs lose"),
+    "flushed": ("these weights are lost", "--data shows the effect on the outputs"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "inlined": ("its ops are decided one by one", ""),
     "kernel_table": (
         "the kernel table of another release decides",
         "name a release that has a table: docs/reference/targets.md lists them",
     ),
-    "mended": ("other tools may refuse the model as it was", "export it again, if they do"),
+    "mended": ("other tools may refuse the model as it was", "if they do, export it again"),
     "mostly_float32": ("the result is hardly quicker or smaller", "the message says what keeps most ops in float32"),
     "narrowed": ("numbers keep 24 of 53 bits, and lie within ±3.4e38", "check with --data"),
     "needs_release": (
@@ -272,12 +272,12 @@ _REMARKS = {
     ),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
-    "opset": ("the opset decides which operators and kernels are available", "--opset keep leaves it alone"),
-    "parted": ("the same numbers and kernels; the file opens where it would not otherwise", ""),
+    "opset": ("the opset decides which operators and kernels are available", "--opset keep leaves it unchanged"),
+    "parted": ("the same numbers and kernels, and the model opens", ""),
     "plugin": ("it stays float32", "check that the target has the plugin"),
     "recurrent_state": (
         "each step rounds them",
-        "--feedback shows what a stream loses; --keep the op if that is too much",
+        "--feedback measures the loss over a stream; --keep OP avoids it",
     ),
     "repaired": ("these ops compute in float32", "a looser tolerance keeps fewer ops in float32"),
     "runtime_hazard": (
@@ -285,7 +285,7 @@ _REMARKS = {
         "open the model with the options that the message names",
     ),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
-    "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
+    "saturated": ("harmless in a mask, an error elsewhere", "unless it is a mask, name its readers in --keep"),
     "selected": ("the same numbers in every type, even in rows whose keys are all hidden", ""),
     "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
     "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
@@ -295,7 +295,7 @@ _REMARKS = {
     KERNEL_GATE: ("such ops stay float32", "--opset auto moves to an opset with kernels, if there is one"),
     NONFINITE: ("the ops that compute with it stay float32", "check the float32 model on the data"),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
-    QUANTIZED: ("the quantizers keep float32 scales", "leave --set quantized=rescale out"),
+    QUANTIZED: ("the quantizers keep float32 scales", "leave out --set quantized=rescale"),
     SCHEMA_GATE: ("such ops stay float32", "--opset auto moves to an opset that allows it, if there is one"),
     UNDERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds smaller values"),
     UNKNOWN_TYPE: ("such ops keep their type", "infer the model's shapes and types first, or export it again"),

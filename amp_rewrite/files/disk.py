@@ -51,9 +51,9 @@ def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -
             raise error(f"{path}: larger than {limit >> 10} KiB, so it is not {kind}; name another")
         return content.decode("utf-8-sig")
     except OSError as cause:
-        raise error(f"{path}: cannot be read ({cause.strerror}); name {kind}") from cause
+        raise error(f"cannot read {path}: {cause.strerror}; name {kind}") from cause
     except UnicodeDecodeError as cause:
-        raise error(f"{path}: not UTF-8; save it as UTF-8") from cause
+        raise error(f"{path} is not UTF-8; save it as UTF-8") from cause
 
 
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
@@ -86,7 +86,7 @@ def check_place(path: Path, error: type[AmpRewriteError]) -> None:
     if path.is_dir():
         raise error(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():
-        raise error(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+        raise error(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
 
 
 def make_folder(path: Path) -> None:
@@ -95,7 +95,7 @@ def make_folder(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
         reason = cause.strerror or cause
-        raise ModelError(f"cannot make the folder {path.parent}: {reason}; name another output") from cause
+        raise ModelError(f"cannot create the folder {path.parent}: {reason}; name another output") from cause
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Folder:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"external data of tensor {tensor.name!r}"
         if any(isinstance(text, bytes) for entry in entries.items() for text in entry):
-            raise ModelError(f"{where} has a description that is not UTF-8; the file is damaged, export it again")
+            raise ModelError(f"{where}: its description is not UTF-8, so the file is damaged; export it again")
         location = entries.get("location", "")
         if location not in self._files:
             self._files[location] = self._file(location, where)
@@ -69,8 +69,8 @@ class Folder:
         paths = PurePosixPath(location), PureWindowsPath(location)
         if any(path.anchor or ".." in path.parts for path in paths):
             raise ModelError(
-                f"{where} has the location {location!r}, outside the model's folder; put the file there and use"
-                " its plain name"
+                f"{where} has the location {location!r}, outside the model's folder; move the file there"
+                " and give its plain name"
             )
         real = Path(os.path.realpath(self.path / location))
         if not any(real.is_relative_to(root) for root in self._roots):

@@ -44,7 +44,7 @@ FORMATS = (
         "is a PyTorch file",
         f"load the module in Python, and call {_TORCH}",
     ),
-    Foreign((".gz", ".tgz"), rb"\x1f\x8b", "is compressed (gzip)", "unpack it, as with `gunzip --keep {file}`"),
+    Foreign((".gz", ".tgz"), rb"\x1f\x8b", "is compressed (gzip)", "unpack it first: `gunzip --keep {file}`"),
     Foreign((".tflite",), rb".{4}TFL3", "is a TensorFlow Lite model", f"{_TF2ONNX} --tflite {{file}}`"),
     Foreign((), rb"\x08\x01\x12", "is a TensorFlow SavedModel", f"{_TF2ONNX} --saved-model {{folder}}`"),
     Foreign(
@@ -73,5 +73,5 @@ def foreign(path: Path) -> str | None:
             return f"{path} {form.description}, not an ONNX model; {form.remedy.format(**names)}"
     for form in FORMATS:
         if path.suffix.lower() in form.suffixes:
-            return f"{path} is not an ONNX model; by its suffix it {form.description}: {form.remedy.format(**names)}"
+            return f"{path} is not an ONNX model; by its suffix, it {form.description}: {form.remedy.format(**names)}"
     return None

@@ -73,7 +73,7 @@ def of_memory(source: object, folder: Path | None, by_location: dict[str, Source
     if stubs:
         if folder is None and not all(_location(stub) in by_location for stub in stubs):
             raise ModelError(
-                "the model has external data, but no folder is known for it; load it from its path, or pass the folder"
+                "the model has external data, but its folder is unknown; load it from its path, or pass the folder"
             )
         if proto is source:
             proto = clone(proto)
@@ -179,7 +179,7 @@ def check_expansion(proto: ModelProto, name: str) -> None:
     def size(nodes: Iterable[NodeProto], depth: int) -> int:
         if depth > _DEEPEST_CALLS:
             raise ModelError(
-                f"{name}: its local functions call each other in a circle, or more than {_DEEPEST_CALLS} deep; export"
+                f"{name}: its local functions call each other in a cycle, or more than {_DEEPEST_CALLS} deep; export"
                 " it again"
             )
         total = 0
@@ -194,6 +194,6 @@ def check_expansion(proto: ModelProto, name: str) -> None:
     inlined = size(proto.graph.node, 0)
     if inlined > _LARGEST + _GROWTH * in_file:
         raise ModelError(
-            f"{name}: its local functions, inlined, are {inlined:.3g} nodes, of {in_file} in the file, as in no"
-            " exported model; export it again"
+            f"{name}: inlining its local functions turns {in_file} nodes into {inlined:.3g}, which no exporter writes;"
+            " export it again"
         )

@@ -89,7 +89,7 @@ def _fix_initializers(model: _Fixer) -> None:
         refill(model.proto.graph, "initializer", first.values())
     # onnx-graphsurgeon writes such bodies.
     if next(_repeats(model.proto.graph, {}), None) is not None:
-        proto = model.mend("model", "bodies repeat initializers of the outer graph; the result has each only once")
+        proto = model.mend("model", "bodies repeat initializers of the outer graph; the result has each once")
         for body, tensor in list(_repeats(proto.graph, {})):
             body.initializer.remove(tensor)
 
@@ -143,7 +143,7 @@ def _fix_imports(model: _Fixer) -> None:
                 refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
         for domain in sorted(used.keys() - versions - local - {""}):
             if (version := _only_version(domain, used[domain])) is not None:
-                note = f"nodes use {domain}, which is not imported; opset {version} of it is added"
+                note = f"nodes use {domain}, which is not imported; opset {version} is added"
                 _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=version)
 
 
@@ -181,7 +181,7 @@ def _fix_declarations(model: _Fixer) -> None:
             if is_bare(formal) and (typed or kind == "output"):
                 lack = "shape" if typed else "type"
                 model.note(
-                    formal.name, f"the {kind} has no {lack}; it stays that way, and onnx checks the rest of the model"
+                    formal.name, f"the {kind} has no {lack}; none is added, and onnx checks the rest of the model"
                 )
 
 

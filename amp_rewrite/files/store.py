@@ -109,10 +109,10 @@ def save(
     """Write a model to a path, as documented in `Model.save`. `loaded_from`: the file of the model, if any."""
     name = external_data if isinstance(external_data, str) else ""
     if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
-        raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
+        raise ModelError(f"{name!r} cannot name the weights of {path}; give the plain name of another file")
     if name and "." not in name:  # "no" or "false" must not become a file
-        fix = "give True, False, or the name of a file with its suffix, such as 'weights.data'"
-        raise PolicyError(f"external_data={name!r} is str; {fix}")
+        legal = "True, False, or the name of a file with its suffix, such as 'weights.data'"
+        raise PolicyError(f"external_data={name!r} must be {legal}")
     try:
         check_target(path, overwrite)
         kept: frozenset[str] = frozenset()  # files of tensors that are not read yet
@@ -201,11 +201,11 @@ def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool
     """Remove the old model before its data file is replaced; ModelError if the data file must stay."""
     refused = f"cannot write the weights of {path}: "
     if named.is_dir() or not overwrite or os.path.realpath(named) in kept:
-        way = "name another" if overwrite else f"or replace it with {spelled('overwrite', True)}"
-        raise ModelError(f"{refused}{named} exists; name other external data, {way}")
+        way = "or another output" if overwrite else f"or replace it with {spelled('overwrite', True)}"
+        raise ModelError(f"{refused}{named} exists; name another file for the weights, {way}")
     reader = next((other for other in models_beside(path) if named in data_files(other)), None)
     if reader is not None:
-        raise ModelError(f"{refused}{reader} reads {named}; name other external data")
+        raise ModelError(f"{refused}{reader} reads {named}; name another file for the weights")
     path.unlink(missing_ok=True)
 
 
@@ -233,7 +233,7 @@ def _write(file: BinaryIO, pieces: list[wire.Piece], on_chunk: Callable[[bytes |
 def check_target(path: Path, overwrite: bool, *, loaded_from: Path | None = None) -> None:
     """Raise ModelError if no model can be written to `path`. `loaded_from`: a model with data files to keep."""
     if "\0" in str(path):
-        raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
+        raise ModelError(f"cannot write {str(path)!r}: a name cannot contain a zero byte; name another")
     if path.suffix.lower() in TEXT:
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     check_place(path, ModelError)

@@ -267,7 +267,7 @@ def _fields(walk: _WireWalk, start: int, stop: int) -> Iterator[tuple[int, int, 
         if tag < 8:
             raise walk.bad(at, "cannot be read")
         if end > stop:
-            raise walk.bad(at, f"field {tag >> 3} needs {end - stop} bytes more than there are")
+            raise walk.bad(at, f"field {tag >> 3} runs {end - stop} bytes past the end")
         yield tag >> 3, wire, at, begin, end
         at = end
 
@@ -280,4 +280,4 @@ def _varint(walk: _WireWalk, index: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + 1
         shift += 7
-    raise walk.bad(walk.start + index, "a number does not end")
+    raise walk.bad(walk.start + index, "a varint does not end")

@@ -120,7 +120,7 @@ class _Build:
     def kind(self, node: NodeProto, position: int) -> _Kind:
         key = node.domain, node.op_type
         if key not in self.kinds:
-            _refuse_bytes(key, f"node {position}: a part of it")
+            _refuse_bytes(key, f"a string of node {position}")
             domain, op_type = normal_domain(key[0]), key[1]
             kind = f"{domain}::{op_type}" if domain else op_type
             opset = self.index.opsets.get(domain)
@@ -188,7 +188,7 @@ class _Graph:
             raise ModelError(f"initializer {tensor.name!r} has no element type; export the model again")
         if not self.main and tensor.name in self.visible:
             raise ModelError(
-                f"{self.where}: initializer {tensor.name!r} has the name of an outer value, and runtimes disagree"
+                f"{self.where}: initializer {tensor.name!r} shadows a value of the outer graph, and runtimes disagree"
                 " about which of the two is read; rename one of them"
             )
         elements(tensor)  # raises for dims that no tensor has
@@ -224,7 +224,7 @@ class _Graph:
         node_name, read, written, attributes = node.name, node.input[:], node.output[:], node.attribute[:]
         domain, op_type, kind, schema = self.build.kind(node, position)
         if attributes:
-            _refuse_bytes([a.name for a in attributes], f"node {position}: a part of it")
+            _refuse_bytes([a.name for a in attributes], f"a string of node {position}")
         index, own = self.index, self.own
         name = node_name or f"{self.scope.path}{op_type}_{position}"
         index.names.add(name)
@@ -272,7 +272,7 @@ class _Graph:
         if name and name not in self.visible:
             raise UnsortedError(
                 f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
-                "the graph has a cycle, is unsorted, or lacks an input"
+                "the graph has a cycle, is unsorted, or lacks an input; export it again"
             )
         return self.visible[name] if name else None
 
@@ -322,7 +322,7 @@ def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[A
     """
     for a in attributes:
         if a.ref_attr_name:
-            return f"refers with {a.name!r} to an attribute of a function, but is not in a function; give its value"
+            return f"refers in {a.name!r} to an attribute of a function, but is not in a function; give its value"
         if a.type in _FIELDS and not a.HasField(_FIELDS[a.type]):
             return f"has the attribute {a.name!r} without a value; export it again"
     if schema is None:
@@ -363,5 +363,5 @@ def _refusal(schema: Signature, node: NodeProto, attributes: Sequence[AttributeP
         onnx.checker.check_node(light, context)
     except (onnx.checker.ValidationError, UnicodeDecodeError) as error:  # the latter for a name that is not UTF-8
         if "Unrecognized attribute" not in str(error):  # it may be of a later opset
-            return f"breaks its schema: {str(error).rstrip('.')}; correct it, or export the model again"
+            return f"violates its schema: {str(error).rstrip('.')}; correct it, or export the model again"
     return None

@@ -187,12 +187,12 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
             continue
         if actual not in signature.types[formal.type]:
             versioned = f"version {signature.since} of {signature.kind}"
-            return f": input {slot} is {actual}, which {versioned} does not admit; the model is invalid"
+            return f": input {slot} is {actual}, which {versioned} does not allow; export the model again"
         bound = binding.setdefault(formal.variable, actual)
         if bound.dtype is not actual.dtype:
             return (
                 f": inputs {first[formal.variable]} and {slot} must have one element type, "
-                f"but they are {bound} and {actual}; the model is invalid"
+                f"but they are {bound} and {actual}; correct it, or export the model again"
             )
         first.setdefault(formal.variable, slot)
     return binding

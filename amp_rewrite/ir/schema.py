@@ -292,7 +292,7 @@ def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
         if code in _CODES.values() and code:
             return DType.of(code)
         what = f"{given.s[:80] or given.i!r}, which is not an element type"
-        raise ModelError(f"node {node.name or node.output[0]!r} ({op}) states {name}={what}; export it again")
+        raise ModelError(f"node {node.name or node.output[0]!r} ({op}) has {name}={what}; export it again")
     slot = IMPLIED_BY_INPUT.get(op)
     if slot is None:
         return DType.INT32 if op == "Multinomial" else DType.FLOAT

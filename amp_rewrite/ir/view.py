@@ -84,7 +84,7 @@ class View(Index):
             ordered = in_order(model.proto)
             if ordered is None:
                 raise
-            note = "its nodes were not sorted topologically; those of the result are"
+            note = "its nodes were not in topological order; they are in the result"
             model = replace(model, proto=ordered, mends=(*model.mends, Finding("mended", "model", note)))
             index = build(ordered)
         return cls(**vars(index), model=model)

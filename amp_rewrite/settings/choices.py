@@ -143,8 +143,8 @@ class Target:
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
             return cls(family.word, served if exact else release)
         if family != cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
-            legal = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
-            raise PolicyError(f"unknown release {release!r} of target {family.value}; {legal} targets of a release")
+            legal = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 name one"
+            raise PolicyError(f"unknown release {release!r} of target {family.value}; targets such as {legal}")
         return cls(family.word, release)
 
     @property
@@ -202,7 +202,7 @@ for _word in get_args(TargetName):
 def installed(target: Target, to: DType) -> Target:
     """Return the target with the installed release of onnxruntime; PolicyError if it cannot compute in the type."""
     if target == Target.WEBGPU and to is DType.BFLOAT16:
-        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
+        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders have float32 and float16; use float16")
     limits = target.limits
     if limits is not None and to not in limits.low:
         types = " and ".join(sorted(dtype.spelling for dtype in limits.low))
@@ -286,5 +286,5 @@ HEADROOM = 2.0
 def check_headroom(headroom: float) -> float:
     """Return the headroom; PolicyError unless it is a finite number above 1."""
     if not 1 < headroom < math.inf:
-        raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")
+        raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, such as 2")
     return headroom

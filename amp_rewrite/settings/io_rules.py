@@ -75,7 +75,7 @@ def _match_nothing(view: View, rule: IoRule, names: Sequence[str]) -> None:
     main = view.scopes[MAIN]
     if rule.names is _CACHE and any(_CACHE.fullmatch(view.value_name(v)) for v in (*main.inputs, *main.outputs)):
         return
-    there = f"there are: {', '.join(names[:5]) or 'none'}"
+    there = f"the names are {', '.join(names[:5])}" if names else "the model has none"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
     like = "as a key-value cache" if rule.names is _CACHE else repr(rule.glob)
     hint = advice_on(rule.glob, names, there)
@@ -103,4 +103,4 @@ _WORDS: Mapping[str, tuple[re.Pattern[str], DType | None, bool]] = {
     "low": (_ANY, None, False),
     "caches": (_CACHE, None, True),
 }
-_FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
+_FORMS = "write keep, low, caches or GLOB=TYPE, optionally with in: or out: before it"

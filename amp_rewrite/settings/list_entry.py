@@ -100,7 +100,7 @@ def check_op(domain: str, op_type: str, where: str, others: Iterable[tuple[str, 
     spellings = {name.casefold(): spell(domain, name) for domain, name in sorted(names, reverse=True)}
     other = "a custom op needs its domain, as in my.domain::Op"
     hint = advice(op_type.casefold(), spellings, other, shown=spellings)
-    raise ListError(f"{where}: no such op as {spell(domain, op_type)!r}; {hint}")
+    raise ListError(f"{where}: unknown op {spell(domain, op_type)!r}; {hint}")
 
 
 def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
@@ -180,7 +180,7 @@ _MAX_DEPTH = 8
 
 
 def _too_deep(place: str) -> ListError:
-    return ListError(f"{place}: nested too deeply for an op list")
+    return ListError(f"{place}: nested too deeply for an op list; flatten it")
 
 
 def _wrap(value: object, depth: int) -> _ListNode:
@@ -206,9 +206,9 @@ def _parse(text: str, name: str) -> _ListNode | None:
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         if "nesting depth" in problem:  # some versions of libyaml have their own limit
             raise _too_deep(where) from error
-        raise ListError(f"{where}: not valid YAML: {problem}") from error
+        raise ListError(f"{where}: invalid YAML: {problem}") from error
     if len(roots) > 1:
-        raise ListError(f"{roots[1].place}: a second YAML document; a list file is one mapping")
+        raise ListError(f"{roots[1].place}: a second YAML document; a list file is a single mapping")
     return roots[0] if roots else None
 
 
@@ -307,12 +307,12 @@ def _condition(node: _ListNode) -> Condition:
     words = {name: _words(part, name) for name, part in sorted(pairs.items())}
     least = words.pop("operands", ("0",))
     if len(least) > 1 or not re.fullmatch(r"[0-9]{1,4}", least[0]):
-        raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the fewest inputs, as in 2")
+        raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the fewest inputs, such as 2")
     return Condition(tuple(words.items()), int(least[0]))
 
 
 def _words(node: _ListNode, name: str) -> tuple[str, ...]:
     alternatives = node.value if isinstance(node.value, list) else [node]
     if not alternatives:
-        raise ListError(f"{node.place}: {name!r} has no value to test for; give one or a list of them")
+        raise ListError(f"{node.place}: {name!r} has no value to test for; give one, or a list")
     return tuple(_text(part, f"a value of {name!r}") for part in alternatives)

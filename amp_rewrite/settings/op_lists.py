@@ -75,7 +75,7 @@ class OpLists:
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
         """Return the UNLISTED entry, for nodes meeting no condition of their op and for ops on no list."""
-        because = "none of its conditions holds" if self.entries_of(domain, op_type) else "is on no list"
+        because = "meets none of its conditions" if self.entries_of(domain, op_type) else "is not on any list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def at_level(self, level: Level) -> OpLists:
@@ -87,7 +87,7 @@ class OpLists:
         def changed(entry: Entry) -> Entry:
             if entry.color not in colors:
                 return entry
-            because = f"level {level}, else {entry.color.value}: {entry.because}"
+            because = f"level {level}, otherwise {entry.color.value}: {entry.because}"
             return replace(entry, color=new, because=because, need=None)
 
         return OpLists(self.name, {key: tuple(map(changed, entries)) for key, entries in self.entries.items()})

@@ -138,7 +138,7 @@ def options_of(record: type) -> dict[str, Option]:
 def check_keyword(name: str, value: object, annotation: str, names: Mapping[str, object] = {}) -> None:
     """Raise PolicyError with the keyword's name if a value does not match its annotation, as in `legal_forms`."""
     if legal := legal_forms(value, annotation, names):
-        raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
+        raise PolicyError(f"{spelled(name, value)} must be {legal}, not {type(value).__name__}")
 
 
 # -- values and annotations ----------------------------------------------------------------------------------

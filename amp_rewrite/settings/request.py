@@ -62,8 +62,8 @@ def _overlays(value: Sequence[ListSource] | ListSource) -> tuple[ListSource, ...
     kinds = (str, os.PathLike, Mapping)
     overlays = [value] if isinstance(value, kinds) else value
     if not isinstance(overlays, Collection) or not all(isinstance(overlay, kinds) for overlay in overlays):
-        words = "give the path of a YAML file, a mapping or a shipped name, or a list of these"
-        raise PolicyError(f"{spelled('lists', value)} is {type(value).__name__}; {words}")
+        words = "the path of a YAML file, a mapping, a shipped name, or a list of these"
+        raise PolicyError(f"{spelled('lists', value)} must be {words}, not {type(value).__name__}")
     return tuple(overlays)
 
 

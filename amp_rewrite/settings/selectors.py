@@ -47,11 +47,11 @@ def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
         return tuple(_term(text, part) for part in text.split(","))
     expression = text.removeprefix("re:")
     if not expression:
-        raise PatternError(f"pattern '{text}': the expression is empty; write one behind re:")
+        raise PatternError(f"pattern '{text}': the expression is empty; write one after re:")
     try:
         return (SelectorTerm("name", expression, re.compile(expression)),)
     except (re.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"pattern '{text}': not a regular expression: {error}; correct it") from error
+        raise PatternError(f"pattern '{text}': invalid regular expression: {error}; correct it") from error
 
 
 def matched(view: View, pattern: str) -> bool:

@@ -118,7 +118,7 @@ class Gate:
             return float32(reasons.KERNEL_GATE, None, f"{why} ({limits.source})")
         if op.signature.admits(variable.name, self.to):
             return None
-        note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
+        note = f"{op.kind} version {op.signature.since} does not allow {self.to.spelling} for {variable.name}"
         if self.kernels is not None or op.domain:  # with kernels, a finding names the opset that helps the whole model
             return float32(reasons.SCHEMA_GATE, None, note)
         opsets = range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1)
@@ -170,7 +170,7 @@ class Gate:
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target.limits is not None and len(names) < len(low)):
             refused = next(v.name for v in low if v.name not in names)
-            note = f"{op.kind} version {op.signature.since} does not admit float32 for {refused}"
+            note = f"{op.kind} version {op.signature.since} does not allow float32 for {refused}"
             return float32(reasons.SCHEMA_GATE, None, note)
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
         union = next((u for u in unions if self.runs(view, op, u, DType.FLOAT)), None)

@@ -204,7 +204,7 @@ def _drowns(facts: Facts, op: Op, read: list[Fact], varying: list[Fact], constan
         return Beyond("adds a mask that would overflow", mask=True)
     far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
     if far > _NEAR_RANGE * facts.most:
-        return Beyond(f"adds {far:g}, near the end of the range")
+        return Beyond(f"adds {far:g}, near the limit of the range")
     level = max((max(f.low, -f.high) for f in constants if f.size <= facts.most), default=0.0)
     if level > facts.beside and any(f.learned for f in varying):
         return Beyond(f"adds {level:g}, next to which a product is small")

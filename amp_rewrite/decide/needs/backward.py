@@ -73,7 +73,7 @@ class Backward:
                     self._pass_on(op, row, value, need_of, why)
         snake = op.id in snakes(self.view)
         for read, need, note, reason in self._readers.of(op, row) if not snake else ():
-            words = note or f"{described(self.view, op.id)} reads {need.value}"
+            words = note or f"{described(self.view, op.id)} needs {need.value}"
             why = float32(reason or _REASONS[need], op.id, words)
             if self._ask(read, need, why) and self._reads_low(op, read):
                 self.pinned.setdefault(op.id, why)
@@ -204,7 +204,7 @@ class Backward:
                 if fact.steps >= _STEPS and any(facts[v].steps < fact.steps for v in op.operands):
                     note = "moves a state by a small step, as the ops before and after it do"
                 elif fact.run >= _RUN and op.kind in PAIR_SUMS | SCALINGS:
-                    note = "a recursion written out"
+                    note = "an unrolled recursion"
                 else:
                     continue
                 self._ask(value, Need.PATH, float32(reasons.RUNNING_SUM, None, note))
@@ -304,7 +304,7 @@ def _of_lost_digits(facts: Facts, op: Op, row: OpRow) -> str:
         lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
         if lost is not None:
             least = facts.view.fit(lost, facts.to).absmin
-            return f"constant {facts.view.value_name(lost)!r} goes down to {least:g}, below {facts.tiny:g}"
+            return f"constant {facts.view.value_name(lost)!r} has elements as small as {least:g}, below {facts.tiny:g}"
     return ""
 
 

@@ -108,7 +108,7 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
         if left <= MAX_TERMS:
             return
         left -= terms[op]
-        note = f"adds up {terms[op]} terms; on this target, all float16 sums of a model may have {MAX_TERMS} together"
+        note = f"sums {terms[op]} terms; on this target, the float16 sums of a model may have {MAX_TERMS} in all"
         yield op, note
 
 
@@ -133,7 +133,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
     view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
         if op.id in snakes(view):
-            yield op.id, Unneeded((Need.PLACE,), "of a snake activation: its error is below that of the sum after it")
+            yield op.id, Unneeded((Need.PLACE,), "in a snake activation: its error is below that of the sum after it")
     for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
         if op.kind == "Pow":
             why = "the cube in a GELU: where it overflows, the tanh around it is already 1 or -1"

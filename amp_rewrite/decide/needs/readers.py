@@ -27,8 +27,8 @@ _FEW = 1 << 14
 """Most weights to add up in a test for a sum of zero."""
 _BALANCE = 1e-4
 _NEIGHBOURS = 64
-_DIFFERENCE = "a difference of squares and products, much smaller than these"
-_LEVEL = "its weights sum to zero: it takes the difference of values on one level"
+_DIFFERENCE = "a difference of squares and products, much smaller than they are"
+_LEVEL = "its weights sum to zero: it subtracts values on the same level"
 _INVERSES = ("Pow", "Reciprocal")
 """Ops to divide by their first input, a power depending on its exponent."""
 _DOWN = 2.0**-5

@@ -85,7 +85,7 @@ def test_weights_in_another_file_are_converted_with_the_model(tmp_path: Path) ->
 def test_a_model_with_missing_weights_is_refused(tmp_path: Path) -> None:
     path = _chain(tmp_path / "model.onnx", 8, 3)
     bare = onnx.load(path, load_external_data=False)
-    with pytest.raises(ModelError, match="no folder is known for it; load it from its path, or pass the folder"):
+    with pytest.raises(ModelError, match="its folder is unknown; load it from its path, or pass the folder"):
         convert(bare).model  # noqa: B018
     assert objections.of_loading(convert(bare, folder=tmp_path).model) == []
 

@@ -157,7 +157,7 @@ def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -
             try:
                 delta = diff(report, report_in(Model.load(after)))
             except ModelError:
-                continue  # the schema of an old opset does not admit the type
+                continue  # the schema of an old opset does not allow the type
             assert not op or delta.fails(), (name, seed, op)
             ran += 1
     assert ran >= 2

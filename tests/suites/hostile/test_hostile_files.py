@@ -62,7 +62,7 @@ def test_a_read_only_disk_is_one_line(cage: Cage, folder: Path, disk: Path) -> N
 
 
 PLACES = {
-    "a file for a folder": ("m.onnx/out.onnx", "cannot make the folder m.onnx: File exists"),
+    "a file for a folder": ("m.onnx/out.onnx", "cannot create the folder m.onnx: File exists"),
     "the folder of the input": (".", "would be written over m.onnx, itself"),
     "a device": ("/dev/null", "not a regular file"),
     "a long name": ("o" * 300 + ".onnx", "File name too long"),

@@ -366,7 +366,7 @@ def test_explain_states_an_ops_type_rule_and_reason(folder: Path, monkeypatch: p
     assert done.stdout == (
         "op             color     when  source           because\n"
         "Conv           deny            my.yaml:2        it is mine\n"
-        "my.domain::Op  unlisted        float16+my.yaml  is on no list\n"
+        "my.domain::Op  unlisted        float16+my.yaml  is not on any list\n"
     )
 
     def colors(*words: str) -> list[list[str]]:

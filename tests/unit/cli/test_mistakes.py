@@ -73,13 +73,13 @@ MISTAKES = {
     "net.onnx --keep op=Matmul": (
         "pattern 'op=Matmul' matches nothing: no op matches op=Matmul; did you mean 'MatMul'?"
     ),
-    "net.onnx --io z=float16": "io 'z=float16': no float32 input or output is named 'z'; there are: x, y",
+    "net.onnx --io z=float16": "io 'z=float16': no float32 input or output is named 'z'; the names are x, y",
     "emulate net.onnx --io low": "Invalid value for '--io': 'low' is not one of 'numpy', 'same', 'float32'; see HELP",
     "net.onnx --target tensort": "--target: unknown value 'tensort' for target; did you mean 'tensorrt'?",
     "net.onnx --fuse contribs": "--fuse: unknown value 'contribs' for fuse; did you mean 'contrib'?",
     "diff net.onnx net.onnx --format jsn": "Invalid value for '--format': 'jsn' is not one of 'text', 'json', …",
     "diff net.onnx net.onnx --fail-on loweredd": "unknown kind of difference 'loweredd'; did you mean 'lowered'?",
-    "net.onnx --tolerance 1%": "--tolerance 1% is str; give a number",
+    "net.onnx --tolerance 1%": "--tolerance 1% must be a number, not str",
     "calibrate net.onnx --data d.npz --to float32": "--to: cannot lower to float32; use float16 or bfloat16",
     "calibrate net.onnx --data d.npz --threads 0": f"0 {THREADS}",
     "calibrate net.onnx --random --threads -1": f"-1 {THREADS}",
@@ -105,14 +105,16 @@ MISTAKES = {
     "net.onnx --set to=bfloat16": f"--set to: {OWN}; write --to bfloat16; see HELP",
     "net.onnx --set overwrite=true": f"--set overwrite: {OWN}; write --overwrite; see HELP",
     "net.onnx --set safety=off": ("--set safety: unknown value 'off' for safety; use one of default, none; see HELP"),
-    "net.onnx --set headroom=much": "--set headroom: headroom='much' is str; give a number; see HELP",
-    "net.onnx --set steps=1.5": "--set steps: steps='1.5' is str; give a whole number; see HELP",
-    "net.onnx --set external-data=1": ("--set external-data: external_data='1' is str; give True or False; see HELP"),
+    "net.onnx --set headroom=much": "--set headroom: headroom='much' must be a number, not str; see HELP",
+    "net.onnx --set steps=1.5": "--set steps: steps='1.5' must be a whole number, not str; see HELP",
+    "net.onnx --set external-data=1": (
+        "--set external-data: external_data='1' must be True or False, not str; see HELP"
+    ),
     "emulate net.onnx --set safety=none": (
         "--set safety: emulate does not read this setting; it reads external-data; see HELP"
     ),
     "net.onnx --data d.npz --set headroom=1": (
-        "--set headroom: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2; see HELP"
+        "--set headroom: a headroom of 1 leaves nothing to spare; use a number above 1, such as 2; see HELP"
     ),
     "net.onnx --data d.npz --set rtol=-1": "--set rtol=-1.0: use a finite number, 0 or more",
     "net.onnx --data d.npz --set rtol=1 --set budget=0": "a budget of 0 trials finds nothing; use 1 or more",
@@ -153,7 +155,7 @@ MISTAKES = {
     "diff net.onnx none.json": "cannot read none.json: No such file or directory; name a model or a JSON report",
     "emulate empty.onnx": "empty.onnx is empty; export or download it again",
     "net.onnx --lists none.yaml": ("none.yaml: no such list file; the shipped lists are float16, bfloat16, tensorflow"),
-    "net.onnx --config none.toml": "none.toml: cannot be read (No such file or directory); name a TOML file",
+    "net.onnx --config none.toml": "cannot read none.toml: No such file or directory; name a TOML file",
     "net.onnx --ranges none.json": (
         "cannot read none.json: No such file or directory; name a file that calibrate wrote"
     ),
@@ -179,8 +181,8 @@ MISTAKES = {
     "net.onnx wide.onnx --overwrite": (
         "'wide.onnx' exists, and could be an input; to write there, use -o wide.onnx; see HELP"
     ),
-    "net.onnx -o net.onnx/out.onnx": "cannot make the folder net.onnx: File exists; name another output",
-    "emulate net.onnx -o net.onnx/out.onnx": "cannot make the folder net.onnx: File exists; name another output",
+    "net.onnx -o net.onnx/out.onnx": "cannot create the folder net.onnx: File exists; name another output",
+    "emulate net.onnx -o net.onnx/out.onnx": "cannot create the folder net.onnx: File exists; name another output",
     "emulate net.onnx -o net.onnx": "net.onnx exists; name another output, or replace it with --overwrite",
     "calibrate net.onnx --data none.npz -o d.npz": (
         "d.npz exists; name another output, or replace it with --overwrite"

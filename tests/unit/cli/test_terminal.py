@@ -160,7 +160,7 @@ def test_a_finding_says_what_happened_what_it_means_and_what_to_do(capsys: pytes
     terminal.warn([Finding("flushed", "w", "1 of 9 nonzero values become 0")] * 2, quiet=False)
     assert capsys.readouterr().err == (
         "warning: flushed: w: 1 of 9 nonzero values become 0 (and 1 more of this kind) · these weights are lost"
-        " · --data shows what the outputs lose\n"
+        " · --data shows the effect on the outputs\n"
     )
 
 

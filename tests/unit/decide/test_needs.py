@@ -117,7 +117,7 @@ def notes(body: str) -> list[str]:
 )
 def test_a_sum_is_pinned_with_the_number_of_its_terms(body: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_rewrite.decide.needs.find.MAX_TERMS", terms - 1)
-    assert notes(body) == [f"adds up {terms} terms"]
+    assert notes(body) == [f"sums {terms} terms"]
     monkeypatch.setattr("amp_rewrite.decide.needs.find.MAX_TERMS", terms)
     assert notes(body) == []
 
@@ -126,7 +126,7 @@ def test_the_longest_sums_are_pinned_until_few_terms_remain_in_the_others() -> N
     body = """(float[4,99] x, float[99,80] a, float[80,60] b, float[60,50] c, float[50,3] d) => (float[4,3] y)
     { p = MatMul (x, a) q = MatMul (p, b) r = MatMul (q, c) y = MatMul (r, d) }"""
     assert 50 + 60 <= MAX_TERMS < 50 + 60 + 80
-    assert notes(body) == ["adds up 99 terms", "adds up 80 terms"]
+    assert notes(body) == ["sums 99 terms", "sums 80 terms"]
 
 
 @pytest.mark.parametrize(

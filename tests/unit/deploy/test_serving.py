@@ -274,12 +274,12 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
     [
         ({"threads": -1}, "threads is -1; give at most 1024 for one op, or 0 for one per core"),
         ({"threads": 1025}, "threads is 1025; give at most 1024 for one op, or 0 for one per core"),
-        ({"threads": "all"}, "threads='all' is str; give a whole number"),
-        ({"ignore_performance": "no"}, "ignore_performance='no' is str; give True, False or None"),
-        ({"cuda_graph": 2}, "cuda_graph=2 is int; give True or False"),
-        ({"providers": CPU}, f"providers={CPU!r} is str; give a list or None"),
+        ({"threads": "all"}, "threads='all' must be a whole number, not str"),
+        ({"ignore_performance": "no"}, "ignore_performance='no' must be True, False or None, not str"),
+        ({"cuda_graph": 2}, "cuda_graph=2 must be True or False, not int"),
+        ({"providers": CPU}, f"providers={CPU!r} must be a list or None, not str"),
         *(({"providers": wrong}, f"providers={wrong!r} lists no provider; {NAMES}") for wrong in WRONG),
-        ({"cache": 3}, "cache=3 is int; give a Cache, a string, a path, True, False or None"),
+        ({"cache": 3}, "cache=3 must be a Cache, a string, a path, True, False or None, not int"),
     ],
 )
 def test_a_senseless_argument_is_refused(given: dict[str, Any], message: str) -> None:

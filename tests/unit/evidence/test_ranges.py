@@ -91,7 +91,7 @@ def test_a_saved_file_loads_and_is_replaced_only_on_request(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("place", "fact"),
     [
-        ("none/r.json", "cannot write {}: the folder {parent} does not exist; make it first"),
+        ("none/r.json", "cannot write {}: the folder {parent} does not exist; create it first"),
         (".", "cannot write {}: it is a folder; name a file"),
     ],
 )
@@ -485,4 +485,4 @@ def test_ranges_are_read_from_a_file_and_checked_against_the_type(tmp_path: Path
 def test_a_headroom_below_1_is_refused(headroom: float, said: str) -> None:
     with pytest.raises(PolicyError) as error:
         converted(chain(), seen(chain()), headroom=headroom)
-    assert str(error.value) == f"a headroom of {said} leaves nothing to spare; use a number above 1, as in 2"
+    assert str(error.value) == f"a headroom of {said} leaves nothing to spare; use a number above 1, such as 2"

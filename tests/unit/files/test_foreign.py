@@ -73,7 +73,7 @@ def test_archives_are_recognized_by_their_first_member(tmp_path: Path, first: st
 def test_unknown_content_is_named_by_its_suffix(tmp_path: Path, suffix: str, words: str) -> None:
     path = (tmp_path / "any").with_suffix(suffix)
     path.write_bytes(b"\xff\xff\xff")
-    assert refusal(path).startswith(f"{path} is not an ONNX model; by its suffix it {words}")
+    assert refusal(path).startswith(f"{path} is not an ONNX model; by its suffix, it {words}")
 
 
 def test_a_folder_with_a_saved_model_is_recognized(tmp_path: Path) -> None:

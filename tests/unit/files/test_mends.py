@@ -93,7 +93,7 @@ def uncalled(made: ModelProto) -> None:
     made.functions[0].node[0].op_type = "Nonsense"
 
 
-NOT_IMPORTED = "which is not imported; opset 1 of it is added"
+NOT_IMPORTED = "which is not imported; opset 1 is added"
 MENDED: Sequence[tuple[str, ModelProto]] = (
     ("it is now named 'graph'", model(lambda m: m.graph.ClearField("name"))),
     (r"its name is not UTF-8; it is now '\\xff'", model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff"))),
@@ -117,7 +117,7 @@ MENDED: Sequence[tuple[str, ModelProto]] = (
         model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
     ),
     ("value_info contradicts the graph's declaration", model(lambda m: declare(m, "x", 5, 16))),
-    ("not sorted topologically", model(lambda m: m.graph.node.reverse())),
+    ("not in topological order", model(lambda m: m.graph.node.reverse())),
     ("bodies repeat initializers", model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES)),
     ("the last entry is kept", model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"])),
     ("foo opset 0, which no node uses", model(lambda m: m.opset_import.add(domain="foo", version=0))),

@@ -155,10 +155,10 @@ def test_a_file_in_the_folder_is_read_from_its_offset(folder, location):
 @pytest.mark.parametrize(
     ("location", "fact"),
     [
-        ("/etc/hostname", "outside the model's folder; put the file there"),
-        ("../outside.bin", "outside the model's folder; put the file there"),
-        ("..\\outside.bin", "outside the model's folder; put the file there"),
-        ("C:\\w.bin", "outside the model's folder; put the file there"),
+        ("/etc/hostname", "outside the model's folder; move the file there"),
+        ("../outside.bin", "outside the model's folder; move the file there"),
+        ("..\\outside.bin", "outside the model's folder; move the file there"),
+        ("C:\\w.bin", "outside the model's folder; move the file there"),
         ("link", "out of the model's folder"),
         ("pipe", "is not a regular file"),
         ("folder", "is not a regular file"),

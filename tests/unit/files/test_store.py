@@ -269,7 +269,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "n.onnx", "..", "a\\b"])
 def test_a_data_file_must_be_named_beside_the_model(inline: Path, out: Path, name: str) -> None:
-    with pytest.raises(ModelError, match="is not a name for the weights"):
+    with pytest.raises(ModelError, match="cannot name the weights"):
         Model.load(inline).save(out / "n.onnx", external_data=name)
     assert not files(out)
 

@@ -77,7 +77,7 @@ def test_a_data_file_that_is_a_link_to_itself_is_not_the_target(tmp_path: Path) 
     check_target(tmp_path / "out.onnx", True, loaded_from=tmp_path / "m.onnx")
 
 
-CIRCLE = "its local functions call each other in a circle, or more than 3 deep"
+CIRCLE = "its local functions call each other in a cycle, or more than 3 deep"
 
 
 def calling(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProto:
@@ -105,7 +105,7 @@ def calling(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProt
         ({"a": "b", "b": "c", "c": "d", "d": "R"}, CIRCLE),
         ({"a": "a"}, CIRCLE),
         ({"b": "b"}, ""),  # nothing calls it
-        ({"a": "bbbb", "b": "cccc", "c": "RRRR"}, "its local functions, inlined, are {} nodes, of {} in the file"),
+        ({"a": "bbbb", "b": "cccc", "c": "RRRR"}, "inlining its local functions turns {1} nodes into {0}"),
         ({"a": "bb", "b": "cc", "c": "RRR"}, ""),
     ],
 )

@@ -80,13 +80,13 @@ def test_graph_parts_split_over_two_fields_are_merged_as_in_protobuf():
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        (b"\x3a\x05abc", "field 7 needs 2 bytes more than there are"),
-        (b"\x08", "a number does not end"),
-        (b"\x08" + b"\xff" * 11, "a number does not end"),
-        (b"\x09abc", "field 1 needs 5 bytes more than there are"),
+        (b"\x3a\x05abc", "field 7 runs 2 bytes past the end"),
+        (b"\x08", "a varint does not end"),
+        (b"\x08" + b"\xff" * 11, "a varint does not end"),
+        (b"\x09abc", "field 1 runs 5 bytes past the end"),
         (b"\x38\x01", "field graph of ModelProto has wire type 0"),
         (b"\x0b\x0c", "cannot be read"),
-        (b"\x3a\x03\x2a\x05a", "field 5 needs 4 bytes more than there are"),
+        (b"\x3a\x03\x2a\x05a", "field 5 runs 4 bytes past the end"),
         (b"\x3a\x04\x2a\x02\x48\x01", "field raw_data of TensorProto has wire type 0"),
     ],
 )
@@ -119,5 +119,5 @@ def test_fields_unknown_to_onnx_are_preserved():
 def test_fields_of_every_wire_type_are_skipped(kind: int, value: bytes) -> None:
     field, content = bytes([200 << 3 & 0x7F | kind | 0x80, 200 >> 4]) + value, small().SerializeToString()
     assert light(field + content) == field + content
-    with pytest.raises(ModelError, match=r"bytes more than there are|does not end"):
+    with pytest.raises(ModelError, match=r"bytes past the end|does not end"):
         light(content + field[:-1])

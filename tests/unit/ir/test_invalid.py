@@ -18,7 +18,7 @@ from amp_rewrite.ir.view import in_order
 from suites.hostile.test_hostile import INVALID, LIES
 from support.corpus import exported, text_model
 
-UNMADE = "which nothing before it produces: the graph has a cycle, is unsorted, or lacks an input"
+UNMADE = "which nothing before it produces: the graph has a cycle, is unsorted, or lacks an input; export it again"
 SAID = {
     "a cycle": f"node 'Add_0' (Add) reads 'c', {UNMADE}",
     "an input that nothing makes": f"node 'Add_0' (Add) reads 'nothing', {UNMADE}",
@@ -28,20 +28,20 @@ SAID = {
     "a body that reads what comes later": f"node 'If_0/then_branch/Relu_0' (Relu) reads 'q', {UNMADE}",
     "two inputs of one name": "graph 'main': value 'x' is defined twice; rename one of the two",
     "types that clash": "node 'Add_2' (Add): inputs 0 and 1 must have one element type, "
-    "but they are float32 and int64; the model is invalid",
-    "a type that the op does not take": "node 'Exp_1' (Exp): input 0 is bool, which version 13 of Exp does not admit; "
-    "the model is invalid",
+    "but they are float32 and int64; correct it, or export the model again",
+    "a type that the op does not take": "node 'Exp_1' (Exp): input 0 is bool, which version 13 of Exp does not allow; "
+    "export the model again",
     "too few inputs": "node 'MatMul_1' (MatMul) lacks input 1; add it",
-    "too many inputs": "node 'Relu_1' (Relu) breaks its schema: Node with schema(::Relu:14) has input size 2 not in"
+    "too many inputs": "node 'Relu_1' (Relu) violates its schema: Node with schema(::Relu:14) has input size 2 not in"
     " range [min=1, max=1]; correct it, or export the model again",
     "Scan of -1 inputs": "node 'Scan_1' (Scan) scans -1 of its 1 inputs; correct num_scan_inputs",
-    "Cast to nothing": "node 'Cast_1' (Cast) breaks its schema: Required attribute 'to' is missing; correct it, or"
+    "Cast to nothing": "node 'Cast_1' (Cast) violates its schema: Required attribute 'to' is missing; correct it, or"
     " export the model again",
-    "Cast to 99": "node 'y' (Cast) states to=99, which is not an element type; export it again",
+    "Cast to 99": "node 'y' (Cast) has to=99, which is not an element type; export it again",
     "Constant without value": "node 'Constant_1' (Constant) holds no value; export it again",
     "SequenceEmpty of strings": "node 'SequenceInsert_1' (SequenceInsert): inputs 0 and 1 must have one element type, "
-    "but they are seq(string) and float32; the model is invalid",
-    "a reference outside a function": "node 'Softmax_1' (Softmax) refers with 'axis' to an attribute of a "
+    "but they are seq(string) and float32; correct it, or export the model again",
+    "a reference outside a function": "node 'Softmax_1' (Softmax) refers in 'axis' to an attribute of a "
     "function, but is not in a function; give its value",
     "an unknown element type": "tensor 'w' has the unknown element type 99; try a newer amp-rewrite",
     "no element type": "initializer 'w' has no element type; export the model again",
@@ -120,7 +120,7 @@ SHADOWING.initializer.append(helper.make_tensor("x", TensorProto.FLOAT, [2], [1,
 REFUSED = [
     (
         owner("If", "c", then_branch=BRANCH),
-        "node 'If' (If) breaks its schema: Required attribute 'else_branch' is miss",
+        "node 'If' (If) violates its schema: Required attribute 'else_branch' is miss",
     ),
     (
         owner("If", "c", then_branch=BRANCH, else_branch=None),
@@ -129,7 +129,7 @@ REFUSED = [
     (owner("If", "c", then_branch=BRANCH, else_branch=1), "Mismatched attribute type in 'If : else_branch'. Expected"),
     (
         owner("If", "c", then_branch=SHADOWING, else_branch=BRANCH),
-        "graph 'If/then_branch/': initializer 'x' has the name of an outer value, and runtimes disagree",
+        "graph 'If/then_branch/': initializer 'x' shadows a value of the outer graph, and runtimes disagree",
     ),
     (left_out(), "lacks input 0; add it"),
     (importing(("", 0)), "the model imports ai.onnx opset 0, but onnx"),

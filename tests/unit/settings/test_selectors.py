@@ -120,7 +120,7 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
         ("", "pattern '': a term is empty; write KEY=VALUE or a glob on the node name"),
         (
             "re:a(",
-            "pattern 're:a(': not a regular expression: missing ), unterminated subpattern at position 1; correct it",
+            "pattern 're:a(': invalid regular expression: missing ), unterminated subpattern at position 1; correct it",
         ),
     ],
 )
@@ -198,18 +198,18 @@ def test_the_last_matching_io_rule_wins(block: View, rules: str | list[str] | No
     assert {block.value_name(v): t.spelling for v, t in found.items()} == expected
 
 
-FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
+FORMS = "write keep, low, caches or GLOB=TYPE, optionally with in: or out: before it"
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("ids=float16", "io 'ids=float16': no float32 input or output is named 'ids'; there are: x, past_key, mask, y, "
-         "present_key"),
+        ("ids=float16", "io 'ids=float16': no float32 input or output is named 'ids'; the names are x, past_key, mask, "
+         "y, present_key"),
         ("in:present_*=float16",
-         "io 'in:present_*=float16': no float32 input is named 'present_*'; there are: x, past_key, mask"),
+         "io 'in:present_*=float16': no float32 input is named 'present_*'; the names are x, past_key, mask"),
         ("out:past_*=float16",
-         "io 'out:past_*=float16': no float32 output is named 'past_*'; there are: y, present_key"),
+         "io 'out:past_*=float16': no float32 output is named 'past_*'; the names are y, present_key"),
         ("mesk=float16", "io 'mesk=float16': no float32 input or output is named 'mesk'; did you mean 'mask'?"),
         ("x=bfloat16", "io 'x=bfloat16': the model is lowered to float16; use float16 or float32 here"),
         ("x=flaot16", "io 'x=flaot16': unknown element type 'flaot16'; did you mean 'float16'?"),
