@@ -1,9 +1,9 @@
-"""A Hugging Face transformer, built from a config with random weights: export, convert, verify.
+"""Export, convert and verify a Hugging Face transformer, built from a config with random weights.
 
     pip install . torch transformers onnxscript
     python examples/huggingface_export.py
 
-Nothing is downloaded. For a checkpoint of your own use `AutoModel.from_pretrained(...)` in `encoder`.
+This downloads nothing. For your own checkpoint, use `AutoModel.from_pretrained(...)` in `Encoder`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from transformers import BertConfig, BertModel
 
 import amp_rewrite
 
-# The exporter's own notes about packages that this script does not use.
+# Hide the exporter's notes about packages that this script does not use.
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
 
 class Encoder(torch.nn.Module):
-    """The encoder as deployments call it: token ids and mask in, the last hidden state out."""
+    """The encoder in its deployed form, from token ids and a mask to the last hidden state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,17 +59,17 @@ def main() -> None:
     encoder = Encoder().eval()
     ids = torch.randint(0, 500, (3, 17))
     mask = torch.ones_like(ids)
-    mask[1, 9:] = 0  # one padded sequence, so that the mask matters
+    mask[1, 9:] = 0  # one padded sequence, to exercise the mask
 
     program = exported(encoder, ids, mask)
     converted = amp_rewrite.convert(program, to="float16")
     print(converted.report)
 
-    # On CUDA where onnxruntime opens it, else emulated: float32 kernels, each float16 result rounded.
+    # This runs on CUDA if onnxruntime can use it. Otherwise float32 kernels round each result to float16.
     verdict = amp_rewrite.verify(program, converted, {"input_ids": ids, "attention_mask": mask}, tolerance=1e-2)
     print(verdict)
     if not verdict.ok:
-        raise SystemExit("the converted model is too far from the original")
+        raise SystemExit("the converted model differs too much from the original")
 
 
 if __name__ == "__main__":

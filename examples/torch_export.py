@@ -1,9 +1,9 @@
-"""PyTorch to onnxruntime in one pipeline: torch.onnx.export, amp_rewrite.convert, amp_rewrite.verify, a session.
+"""Go from PyTorch to onnxruntime in one pipeline: export, convert, verify, and run in a session.
 
     pip install . torch onnxscript
     python examples/torch_export.py
 
-Nothing is written to disk: `convert` takes the exporter's ONNXProgram, and `verify` the result of `convert`.
+This writes nothing to disk: `convert` takes the exporter's ONNXProgram, and `verify` the result of `convert`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import nn
 
 import amp_rewrite
 
-# The exporter's own notes about packages that this script does not use.
+# Hide the exporter's notes about packages that this script does not use.
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
 
 def edge_detector() -> nn.Module:
-    """A small fully convolutional network: an image in, one probability per pixel out."""
+    """Build a small fully convolutional network, from an image to one probability per pixel."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.BatchNorm2d(16),
@@ -51,11 +51,11 @@ def main() -> None:
     converted = amp_rewrite.convert(program, to="float16")
     print(converted.report)
 
-    # On CUDA where onnxruntime opens it, else emulated: float32 kernels, each float16 result rounded.
+    # This runs on CUDA if onnxruntime can use it. Otherwise float32 kernels round each result to float16.
     verdict = amp_rewrite.verify(program, converted, images, tolerance=1e-2)
     print(verdict)
     if not verdict.ok:
-        raise SystemExit("the converted model is too far from the original")
+        raise SystemExit("the converted model differs too much from the original")
 
     session = onnxruntime.InferenceSession(converted.model.SerializeToString(), providers=["CPUExecutionProvider"])
     (edges,) = session.run(None, {"image": images.numpy()})

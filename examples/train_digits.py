@@ -1,12 +1,12 @@
-"""Trains the three models that `make demo` converts, and exports them to ONNX.
+"""Train the three digit classifiers of `make demo`, and export them to ONNX.
 
     pip install torch scikit-learn onnx onnxscript
     python examples/train_digits.py
 
-Data: the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn. A fifth of them is held out
-before anything else happens, is never trained on and chooses nothing: the number of epochs is fixed.
-Written to `examples/models`: `digits_mlp.onnx`, `digits_cnn.onnx`, `digits_vit.onnx` and the held-out split
-`digits_test.npz` (`x` float32 of shape (n, 1, 8, 8) in [0, 1], `y` int64). Takes about a minute on two cores.
+The data are the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn. A fifth of them is held out first
+and used neither for training nor for model selection: the number of epochs is fixed. The script writes
+`digits_mlp.onnx`, `digits_cnn.onnx`, `digits_vit.onnx` and the held-out split `digits_test.npz` (`x` float32 of shape
+(n, 1, 8, 8) in [0, 1], `y` int64) to `examples/models`. It takes about a minute on two cores.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# The exporter's own notes about packages that this script does not use.
+# Hide the exporter's notes about packages that this script does not use.
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
 MODELS = Path(__file__).parent / "models"
 SEED = 20
 CLASSES = 10
-# From opset 22 on, MaxPool has no CUDA kernel in onnxruntime; below 20, Gelu is not one op.
+# onnxruntime has no CUDA kernel for MaxPool from opset 22; below opset 20, Gelu is not one op.
 OPSET = 20
 REQUIRED_ACCURACY = 0.97
 
 
 class DigitsMLP(nn.Module):
-    """Class probabilities (n, 10) of images (n, 1, 8, 8), by three dense layers."""
+    """Three dense layers, from images (n, 1, 8, 8) to class probabilities (n, 10)."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class DigitsMLP(nn.Module):
 
 
 class DigitsCNN(nn.Module):
-    """Class probabilities (n, 10) of images (n, 1, 8, 8), by three convolutions."""
+    """Three convolutions, from images (n, 1, 8, 8) to class probabilities (n, 10)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block that normalizes before attention and before the two-layer GELU network."""
+    """A transformer block with normalization before the attention and before the two-layer GELU network."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Block(nn.Module):
 
 
 class DigitsViT(nn.Module):
-    """Class probabilities (n, 10) of images (n, 1, 8, 8), by a transformer over sixteen 2 x 2 patches."""
+    """A transformer over sixteen 2 x 2 patches, from images (n, 1, 8, 8) to class probabilities (n, 10)."""
 
     def __init__(self, dim: int = 64, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ RECIPES = (
 )
 
 
-def shifted(x: Tensor) -> Tensor:
-    """Each image moved by at most one pixel each way, with an empty border: a cheap augmentation."""
+def randomly_shifted(x: Tensor) -> Tensor:
+    """Shift each image by up to one pixel in each direction, as a cheap augmentation."""
     padded = F.pad(x, (1, 1, 1, 1))
     dy, dx = torch.randint(0, 3, (2, len(x), 1, 1, 1))
     rows = torch.arange(8).view(1, 1, 8, 1) + dy
@@ -154,7 +154,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 def train(model: DigitsMLP | DigitsCNN | DigitsViT, x: Tensor, y: Tensor, *, epochs: int, rate: float) -> None:
-    """Trains in place: AdamW, one warm-up-and-cosine cycle, batches of 64."""
+    """Train the model in place with AdamW, one cycle of warm-up and cosine decay, and batches of 64."""
     batches = -(-len(x) // 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * batches)
@@ -162,7 +162,7 @@ def train(model: DigitsMLP | DigitsCNN | DigitsViT, x: Tensor, y: Tensor, *, epo
     for _ in range(epochs):
         for batch in torch.randperm(len(x)).split(64):
             optimizer.zero_grad()
-            F.cross_entropy(model.logits(shifted(x[batch])), y[batch], label_smoothing=0.05).backward()
+            F.cross_entropy(model.logits(randomly_shifted(x[batch])), y[batch], label_smoothing=0.05).backward()
             optimizer.step()
             schedule.step()
     model.eval()
@@ -174,9 +174,9 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def export(model: nn.Module, path: Path) -> None:
-    """Writes `model` as ONNX with a dynamic batch, its weights inline, without the exporter's notes.
+    """Write the model as ONNX, with a dynamic batch and inline weights, without the exporter's notes.
 
-    The notes (`metadata_props`, doc strings) hold the stack traces of the exporting machine.
+    The notes (`metadata_props`, doc strings) contain stack traces with paths of the exporting machine.
     """
     batch = torch.export.Dim("batch", min=1, max=4096)
     with warnings.catch_warnings():
@@ -199,7 +199,7 @@ def export(model: nn.Module, path: Path) -> None:
 
 
 def without_notes(proto: onnx.ModelProto) -> None:
-    """Clears every doc string and `metadata_props` of the model, in place."""
+    """Clear every doc string and `metadata_props` of the model, in place."""
     graph = proto.graph
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
     for holder in (proto, graph, *graph.node, *values):
@@ -209,11 +209,11 @@ def without_notes(proto: onnx.ModelProto) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=MODELS, help="folder to write to")
-    parser.add_argument("--epochs", type=int, default=None, help="fewer for a quick look")
-    parser.add_argument("--only", choices=[name for name, *_ in RECIPES], help="train one of the networks")
-    arguments = parser.parse_args()
-    folder: Path = arguments.output
+    parser.add_argument("--output", type=Path, default=MODELS, help="output folder")
+    parser.add_argument("--epochs", type=int, default=None, help="override the number of epochs, for a quick run")
+    parser.add_argument("--only", choices=[name for name, *_ in RECIPES], help="train only this network")
+    args = parser.parse_args()
+    folder: Path = args.output
     folder.mkdir(parents=True, exist_ok=True)
 
     images, labels = load_digits(return_X_y=True)
@@ -224,17 +224,17 @@ def main() -> None:
     np.savez_compressed(folder / "digits_test.npz", x=x_test, y=y_test)
 
     for name, architecture, epochs, rate in RECIPES:
-        if arguments.only not in (None, name):
+        if args.only not in (None, name):
             continue
         torch.manual_seed(SEED)
         model = architecture()
-        train(model, torch.tensor(x), torch.tensor(y), epochs=arguments.epochs or epochs, rate=rate)
-        reached = accuracy(model, torch.tensor(x_test), torch.tensor(y_test))
+        train(model, torch.tensor(x), torch.tensor(y), epochs=args.epochs or epochs, rate=rate)
+        measured = accuracy(model, torch.tensor(x_test), torch.tensor(y_test))
         path = folder / f"{name}.onnx"
         export(model, path)
-        print(f"{path}: {path.stat().st_size:,} bytes, {100 * reached:.2f} % of {len(y_test)} held-out digits")
-        if arguments.epochs is None and reached <= REQUIRED_ACCURACY:
-            raise SystemExit(f"{name} reached {reached:.4f}, which is not above {REQUIRED_ACCURACY}")
+        print(f"{path}: {path.stat().st_size:,} bytes, {100 * measured:.2f} % of {len(y_test)} held-out digits")
+        if args.epochs is None and measured <= REQUIRED_ACCURACY:
+            raise SystemExit(f"{name} has an accuracy of {measured:.4f}; it must exceed {REQUIRED_ACCURACY}")
 
 
 if __name__ == "__main__":

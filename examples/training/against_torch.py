@@ -1,10 +1,10 @@
-"""A CNN with BatchNormalization and a tiny GPT, trained from scratch here and in PyTorch, step by step.
+"""Train a CNN with BatchNormalization and a tiny GPT from scratch, and compare each loss with PyTorch's.
 
     pip install . torch onnxscript
     python examples/training/against_torch.py
 
-Both sides begin with the same weights and see the same batches in the same order. In float32 each loss is that of
-PyTorch to 1e-4 for 100 steps; in float16 and bfloat16 (emulated on a CPU) the curve is the same but for rounding.
+Both sides start from the same weights and see the same batches in the same order. In float32, each loss agrees with
+PyTorch's to 1e-4 for 100 steps. In float16 and bfloat16 (emulated on a CPU), the curves agree up to rounding.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
-ALLOWED = 1e-4
+TOLERANCE = 1e-4
 
 
 class DigitsCNN(nn.Module):
-    """Logits (n, 10) of images (n, 784), by two convolutions with BatchNormalization.
+    """Two convolutions with BatchNormalization, from images (n, 784) to logits (n, 10).
 
-    GELU and not ReLU, for the sake of the comparison: the empty border of all images has one value after a
-    normalization, and when training moves that through 0, rounding decides on which side thousands of pixels are. From
-    that step on two libraries part, however exact each of them is.
+    It uses GELU instead of ReLU for the comparison: after a normalization, the empty border of all images has a single
+    value. When training moves that value through 0, rounding decides the sign of thousands of pixels, and from then on
+    two libraries diverge, however exact they are.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class DigitsCNN(nn.Module):
 
 
 class Block(nn.Module):
-    """Masked self-attention, then two layers, each after a LayerNorm and added to what came in."""
+    """Masked self-attention and a two-layer network, each with a LayerNorm before it and a residual connection."""
 
     def __init__(self, dim: int, heads: int, context: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
         scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
-        # -1e4 and not -inf: float16 has it, and no row of it becomes NaN
+        # -1e4, not -inf: it fits in float16, and fully masked rows do not become NaN
         weights = scores.masked_fill(self.future, -1e4).softmax(dim=3)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class TinyGPT(nn.Module):
-    """Logits (n, letters, context) of the next letter, from letters (n, context). The last layer is the embedding."""
+    """A decoder from letters (n, context) to next-letter logits (n, letters, context), with a tied embedding."""
 
     def __init__(self, letters: int, dim: int = 32, heads: int = 2, depth: int = 2, context: int = 32) -> None:
         super().__init__()
@@ -100,55 +100,55 @@ def exported(task: Task, module: nn.Module) -> onnx.ModelProto:
     return trainable(module, {task.source: torch.from_numpy(batch[task.source])}, "logits")
 
 
-def theirs(task: Task, module: nn.Module, steps: int) -> list[float]:
-    """The losses of PyTorch, in float32; the module is trained in place."""
+def pytorch_losses(task: Task, module: nn.Module, steps: int) -> list[float]:
+    """Train the module in place with PyTorch in float32, and return the loss of each step."""
     module.train()
     optimizer: torch.optim.Optimizer
     if task.name == "cnn":
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(module.parameters(), lr=0.001, eps=1e-8)
-    found = []
+    history = []
     for batch in task.first(steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(module(torch.from_numpy(batch[task.source])), torch.from_numpy(batch["label"]))
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        history.append(loss.item())
+    return history
 
 
 def compare(task: Task, model: onnx.ModelProto, reference: np.ndarray) -> None:
-    """Print how far each policy's losses are from PyTorch's. SystemExit if float32 is too far."""
+    """Print each policy's largest difference from PyTorch's losses; raise SystemExit if float32 differs too much."""
     print(f"{task.name}: PyTorch float32, loss {reference[0]:.4f} → {reference[-10:].mean():.4f}")
     for policy in POLICIES:
-        found, trainer = losses(task, model, policy, len(reference))
-        off = float(np.abs(np.array(found) - reference).max())
-        said = f"loss {found[0]:.4f} → {np.mean(found[-10:]):.4f}, from PyTorch at most {off:.1e}"
-        print(f"  {policy:<15} {said}; {trainer.where}", flush=True)
-        if policy == "float32" and not off <= ALLOWED:
-            raise SystemExit(f"{task.name}: float32 losses are not those of PyTorch to {ALLOWED}")
+        history, trainer = losses(task, model, policy, len(reference))
+        error = float(np.abs(np.array(history) - reference).max())
+        summary = f"loss {history[0]:.4f} → {np.mean(history[-10:]):.4f}, differs from PyTorch by at most {error:.1e}"
+        print(f"  {policy:<15} {summary}; {trainer.where}", flush=True)
+        if policy == "float32" and not error <= TOLERANCE:
+            raise SystemExit(f"{task.name}: float32 losses differ from PyTorch's by more than {TOLERANCE}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="10 steps: does it run?")
-    parser.add_argument("--export", action="store_true", help="write models/ anew: models, and PyTorch's losses")
-    given = parser.parse_args()
-    steps = 10 if given.quick else given.steps
-    recorded = {}
+    parser.add_argument("--quick", action="store_true", help="run only 10 steps, as a smoke test")
+    parser.add_argument("--export", action="store_true", help="regenerate models/: the models and PyTorch's losses")
+    args = parser.parse_args()
+    steps = 10 if args.quick else args.steps
+    references = {}
     for task in TASKS.values():
         module = module_of(task)
         model = exported(task, module)
-        recorded[task.name] = theirs(task, module, steps)
-        if given.export:
+        references[task.name] = pytorch_losses(task, module, steps)
+        if args.export:
             MODELS.mkdir(exist_ok=True)
             (MODELS / f"{task.name}.onnx").write_bytes(model.SerializeToString(deterministic=True))
         else:
-            compare(task, model, np.array(recorded[task.name]))
-    if given.export:
-        (MODELS / "losses.json").write_text(json.dumps(recorded) + "\n", encoding="utf-8")
+            compare(task, model, np.array(references[task.name]))
+    if args.export:
+        (MODELS / "losses.json").write_text(json.dumps(references) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the CNN and the tiny GPT of `against_torch.py` are trained on, and by which rule. Needs no PyTorch.
+"""Data and optimizers for the CNN and the tiny GPT of `against_torch.py`, without PyTorch.
 
-Their untrained models lie in `models`, and there too what PyTorch's losses were: `losses.json`.
+The folder `models` holds the untrained models, and PyTorch's losses in `losses.json`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from digits import load
 from amp_rewrite.train import SGD, Adam, Optimizer, Trainer, training_step
 
 MODELS = Path(__file__).parent / "models"
-TEXT = Path(__file__).parents[2] / "LICENSE"  # 11 000 letters of English that come with the package
+TEXT = Path(__file__).parents[2] / "LICENSE"  # 11 000 letters of English in this repository
 CONTEXT = 32
 Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The batches of a model, the same each time and without end, with its targets as `label`; and the optimizer."""
+    """A model's optimizer and its endless batches, which are the same each time, with the targets as `label`."""
 
     name: str
     source: str
@@ -42,17 +42,17 @@ def images() -> Iterator[Batch]:
 
 
 def letters() -> np.ndarray:
-    """The text as numbers from 0 on."""
+    """Return the text as integers from 0."""
     return np.unique(np.frombuffer(TEXT.read_bytes(), np.uint8), return_inverse=True)[1].astype(np.int64)
 
 
 def windows() -> Iterator[Batch]:
-    """Pieces of the text, and for each letter the next one."""
+    """Yield windows of the text, with each letter's successor as its label."""
     text, rng = letters(), np.random.default_rng(0)
     while True:
         starts = rng.integers(0, len(text) - CONTEXT - 1, 16)
-        pieces = text[starts[:, None] + np.arange(CONTEXT + 1)]
-        yield {"tokens": pieces[:, :-1], "label": pieces[:, 1:]}
+        window = text[starts[:, None] + np.arange(CONTEXT + 1)]
+        yield {"tokens": window[:, :-1], "label": window[:, 1:]}
 
 
 TASKS = {
@@ -62,7 +62,7 @@ TASKS = {
 
 
 def losses(task: Task, model: onnx.ModelProto, policy: str, steps: int) -> tuple[list[float], Trainer]:
-    """The loss of each step, and what trained."""
+    """Train the model; return the loss of each step, and the trainer."""
     step = training_step(
         model, loss="cross_entropy(logits, label)", optimizer=task.optimizer, policy=policy, training_mode=True
     )

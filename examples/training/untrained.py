@@ -1,9 +1,9 @@
-"""A convolutional network for digits of 8 x 8 pixels with random weights, to train from scratch.
+"""Write a convolutional network for digits of 8 x 8 pixels with random weights, to train from scratch.
 
     python examples/training/untrained.py model.onnx --seed 0
 
-Its input `image` is float32 [batch, 1, 8, 8], its output `probability` float32 [batch, 10]. It has 33 thousand
-parameters: three convolutions, a hidden layer and a Softmax. Weights are drawn as He et al. do (2015).
+Its input `image` is float32 [batch, 1, 8, 8], and its output `probability` is float32 [batch, 10]. It has 33 thousand
+parameters: three convolutions, a hidden layer and a Softmax. The weights are initialized as in He et al. (2015).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def network(seed: int) -> onnx.ModelProto:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path, help="the model to write")
+    parser.add_argument("output", type=Path, help="output model")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    onnx.save(network(given.seed), given.output)
+    args = parser.parse_args()
+    onnx.save(network(args.seed), args.output)
 
 
 if __name__ == "__main__":

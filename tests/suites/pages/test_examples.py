@@ -64,7 +64,7 @@ def test_the_story_of_a_repair_ends_in_a_passing_model() -> None:
 def test_an_unknown_story_names_the_available_ones() -> None:
     done = run(sys.executable, EXAMPLES / "repair.py", "no_such", cwd=ROOT)
     names = "far_rotary, large_logits, llama_outlier, masked_rows, offset_norm, t5_outlier, vae_decoder"
-    assert (done.returncode, done.stderr) == (1, f"there is no model 'no_such'; take one of {names}\n")
+    assert (done.returncode, done.stderr) == (1, f"there is no model 'no_such'; choose one of {names}\n")
 
 
 # The pipelines

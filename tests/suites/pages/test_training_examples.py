@@ -105,7 +105,7 @@ def test_a_recurrent_network_learns_equally_well_under_each_policy() -> None:
 
 def test_without_a_loss_scale_float16_learns_nothing_and_with_one_it_does() -> None:
     said = printed("underflow.py", "--quick")
-    guess = float(re.findall(r"a guess is right in (\d+) %", said)[0])
+    guess = float(re.findall(r"guessing is right for (\d+) %", said)[0])
     accuracy = {name.strip(): float(n) for name, n in re.findall(r"^(float.*?)  .*accuracy ([\d.]+) %", said, re.M)}
 
     assert accuracy.pop("float16, no loss scale") <= guess
