@@ -3,7 +3,7 @@
 Rows without visible keys are the difficulty. With finite fills, a softmax gives all keys the same weight. The operator
 returns 0 according to its errata, but runtimes have returned 0, NaN or the mean of all values. So no such row reaches
 the operator: its mask shows every key, and its query is zero, which weighs all keys equally. If the model returns 0 for
-such a row, a Where does, too.
+such a row, so does a Where.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def write_attention(attention: FusibleAttention) -> AttentionReplacement:
-    """Return the replacement of an attention. All readers of a mask share the nodes computed from it alone."""
+    """Return the replacement of an attention. All readers of a mask share the nodes computed only from it."""
     return _AttentionWriter(attention).written()
 
 
@@ -64,7 +64,7 @@ class AttentionNodes(NewNodes):
         self.attention = attention
 
     def visible_keys(self) -> str:
-        """Add a bool, True for visible keys; return its name."""
+        """Add a bool value, True for visible keys; return its name."""
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
         stem = self.view.value_name(score_mask.value)
@@ -74,7 +74,7 @@ class AttentionNodes(NewNodes):
         return stem if score_mask.visible_if else self.before("Not", (stem,), f"{stem}_shown")
 
     def attending_rows(self, visible: str) -> str:
-        """Add a bool, True for rows with visible keys; return its name.
+        """Add a bool value, True for rows with visible keys; return its name.
 
         A count beyond the range of the low type is infinite, which is not 0 either.
         """
@@ -149,9 +149,9 @@ class _AttentionWriter(AttentionNodes):
         return self.before("Where", (visible, bias, fill), stem)
 
     def _mask_without_empty_rows(self) -> tuple[str, str | None]:
-        """Add a bool with a visible key in each row.
+        """Add a bool value with a visible key in each row.
 
-        Return its name, and that of the rows where the model has visible keys, or None if every row has.
+        Return its name and that of another, True for the model's rows with visible keys; None if all rows have them.
         """
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
@@ -169,7 +169,7 @@ class _AttentionWriter(AttentionNodes):
 
 
 # -- proof -----------------------------------------------------------------------------------------
-# Both run on small random operands. If the mask can have rows without visible keys, the random one has, too.
+# Ops and nodes run on small random operands. If the mask may have rows without visible keys, the random one has some.
 
 SPREADS = (1.0, 1e-3, 4.0)
 QUERIES, KEYS = 3, 5

@@ -1,6 +1,6 @@
 """The sources of an attention's operands, before they are transposed and before their heads are repeated.
 
-Ops that only move numbers are run on numbers that all differ, so the result shows where each one came from.
+Ops that only move numbers are run on distinct numbers, so the result shows the origin of each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import moves_behind, permutation
 
 _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes for free dimensions: distinct, and no product of them is among them
-_LARGEST = 1 << 24  # limit of the elements that are moved
+_LARGEST = 1 << 24  # most elements to move
 RANK = 4
 SWAP = (0, 2, 1, 3)
 """The permutation that moves heads before tokens, and back."""
@@ -68,7 +68,7 @@ def ungrouped(view: View, source: OperandSource) -> OperandSource:
 
 
 _Move = tuple[tuple[int, ...], int]
-"""The effect of ops on four axes: a permutation, and how often each entry of the second axis is repeated after it."""
+"""The effect of ops on four axes: a permutation, then a number of repetitions of each entry of the second axis."""
 
 
 def _sources(view: View, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
@@ -90,7 +90,7 @@ _Step = tuple[str, tuple[int, ...], Dims]
 def _effect(origin: Dims, steps: tuple[_Step, ...]) -> _Move | None:
     """Return the effect of moves, given the dimensions of their results; None if these are unknown.
 
-    With known dimensions it does not matter how a shape is computed. The cache serves layers that are alike.
+    With known dimensions it does not matter how a shape is computed. The cache serves similar layers.
     """
     sizes = _sizes((origin, *(dims for _, _, dims in steps)))
     x = _distinct_numbers(origin, sizes)
@@ -115,15 +115,15 @@ def _after_moves(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> 
     return moved
 
 
-def moved_marks(view: View, origin: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]) -> Array | None:
-    """Return marks broadcast to `entry` after moves, along the axes `kept`; None if they differ along other axes."""
+def moved_marks(view: View, origin: ValueId, marks: Array, moves: Sequence[Op], axes: tuple[int, ...]) -> Array | None:
+    """Broadcast marks to `origin`, and return them after moves; None if they differ along other axes than `axes`."""
     steps = tuple((op.kind, permutation(op), dims_of(view, op.outputs[0])) for op in moves)
-    return _moved_marks(dims_of(view, origin), steps, marks.tobytes(), marks.shape, kept)
+    return _moved_marks(dims_of(view, origin), steps, marks.tobytes(), marks.shape, axes)
 
 
 @cache
 def _moved_marks(
-    origin: Dims, steps: tuple[_Step, ...], marks: bytes, shape: tuple[int, ...], kept: tuple[int, ...]
+    origin: Dims, steps: tuple[_Step, ...], marks: bytes, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> Array | None:
     sizes = _sizes((origin, *(dims for _, _, dims in steps)))
     whole = _concrete(origin, sizes) if sizes is not None else None
@@ -131,9 +131,9 @@ def _moved_marks(
     if sizes is None or not whole or math.prod(whole) > _LARGEST or not broadcasts(shape, whole):
         return None
     moved = _after_moves(np.broadcast_to(array, whole), steps, sizes)
-    if moved is None or not moved.size or max(kept) >= moved.ndim:
+    if moved is None or not moved.size or max(axes) >= moved.ndim:
         return None
-    first = moved[tuple(slice(None) if axis in kept else slice(1) for axis in range(moved.ndim))]
+    first = moved[tuple(slice(None) if axis in axes else slice(1) for axis in range(moved.ndim))]
     return np.ascontiguousarray(first) if bool((moved == first).all()) else None
 
 

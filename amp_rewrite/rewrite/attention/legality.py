@@ -39,7 +39,7 @@ class FusibleAttention:
 
     `low` is the type to which it may be lowered. `causal`: its mask only hides the keys after each query. `needs_mask`:
     it has another mask, of the dimensions `mask_dims`, over `lengths` queries and keys. `has_empty_rows`: a row may
-    have no visible key.
+    lack visible keys.
     """
 
     view: View
@@ -140,7 +140,7 @@ def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> 
         if not 1 <= len(shape) <= RANK:
             return "the rank of its mask is not known"
         if not (broadcasts(shape[:-1], queries[:-1]) or _result_fixes_mask(view, match, queries)):
-            return "its mask is not known to have the batch, heads and length of its queries, or one"
+            return "its mask is not known to have the batch, heads and length of its queries, or 1 in their place"
     read = [shapes[bias] for bias in biases]
     if attention.needs_mask and mask is not None:
         read.insert(0, visible.shape if visible is not None else shapes[mask.value])
@@ -149,21 +149,21 @@ def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> 
     return replace(attention, mask_dims=read[0] if read else ())
 
 
-def _every_row_contains(view: View, value: ValueId, wanted: bool, depth: int = 8) -> bool:
-    """True if each row of a bool is known to have an element equal to `wanted`."""
+def _every_row_contains(view: View, value: ValueId, element: bool, depth: int = 8) -> bool:
+    """True if each row of a bool value is known to contain `element`."""
     array = numbers(view, value)
     if array is not None:
-        return bool((array == wanted).any(axis=-1).all()) if array.ndim else bool(array == wanted)
+        return bool((array == element).any(axis=-1).all()) if array.ndim else bool(array == element)
     op = view.producer(value)
     if op is None or depth == 0:
         return False
     if op.kind == "Not":
-        return _every_row_contains(view, op.operands[0], not wanted, depth - 1)
+        return _every_row_contains(view, op.operands[0], not element, depth - 1)
     if op.kind in ("Identity", "Expand"):
-        return _every_row_contains(view, op.operands[0], wanted, depth - 1)
-    if op.kind != ("Or" if wanted else "And"):
+        return _every_row_contains(view, op.operands[0], element, depth - 1)
+    if op.kind != ("Or" if element else "And"):
         return False
-    return any(_every_row_contains(view, operand, wanted, depth - 1) for operand in op.operands)
+    return any(_every_row_contains(view, operand, element, depth - 1) for operand in op.operands)
 
 
 def _shape_of(attention: FusibleAttention, value: ValueId) -> Dims:
@@ -172,9 +172,9 @@ def _shape_of(attention: FusibleAttention, value: ValueId) -> Dims:
 
 
 def _result_fixes_mask(view: View, match: AttentionMatch, queries: Dims) -> bool:
-    """True if the result is reshaped to [batch, queries, heads · width], as queries and values determine it.
+    """True if the result is reshaped to [batch, queries, heads · width] of the queries and values.
 
-    A mask that broadcasts them to a larger batch or more heads or queries would produce more elements than that.
+    A mask that broadcasts them to a larger batch, more heads or more queries would produce more elements.
     """
     result = match.last.outputs[0]
     for kind in ("Transpose", "Reshape"):
@@ -220,9 +220,8 @@ def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
         elif op is not None and _is_finite(op):
             continue
         elif op is None or not _keeps_finite(view, op) or len(seen) > _MAX_VALUES:
-            return (
-                f"the bias of its scores comes from {view.value_name(value)}, which may hold −inf: NaN would become 0"
-            )
+            name = view.value_name(value)
+            return f"the bias of its scores comes from {name}, which may contain −inf: NaN would become 0"
         else:
             unseen = [v for v in op.operands if v not in seen]
             pending.extend(unseen)

@@ -1,4 +1,4 @@
-"""Attention written out by exporters: a product of queries and keys, ops on the scores, a softmax, a product.
+"""Attention written out by exporters: a product of queries and keys, ops on the scores, a softmax, a second product.
 
 This module matches structure only. `legality` decides whether the standard's operator computes the same.
 """
@@ -25,14 +25,14 @@ from amp_rewrite.rewrite.replacement import only_float32
 ABSORBING = -1e30
 """The largest float32 number that absorbs any score it is added to, as a fill of −3.4e38 is meant to."""
 NEGLIGIBLE = -DType.FLOAT16.max / 4
-"""The largest number without weight next to a network's scores, even added twice. Fills of masks are bounded to it."""
+"""The largest score without weight next to others of a network, even added twice. Fills of masks are bounded to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreMask:
     """A mask of scores: `fill` replaces each score unless `value`, a bool, is `visible_if` there.
 
-    `visible`: True for visible scores, if it is known; then `value` is what the ops read, a bool or a summand.
+    `visible`: True for visible scores, if it is known; then the ops read `value` itself, a bool or a summand.
     `zero_operand`: another operand of the ops, which is 0 for visible scores.
     `graded`: the summand is greater than `fill` for visible scores, and at most `fill` for hidden ones.
     """
@@ -77,7 +77,7 @@ def additive_mask(view: View, value: ValueId | None, low: DType) -> ScoreMask | 
 
 
 def hides_scores(fill: float, visible: Array | None) -> bool:
-    """True if adding a number makes a score irrelevant, by itself or next to another visible score of its row."""
+    """True if adding a number makes a score irrelevant, always or next to another visible score of its row."""
     row_attends = visible is not None and (visible.ndim == 0 or bool(visible.any(axis=-1).all()))
     return fill <= (NEGLIGIBLE if row_attends else ABSORBING)
 
@@ -257,9 +257,7 @@ class _ScoreWalk:
         if op.kind == "Add":
             return self._add(op.inputs[1 - slot])
         score_mask = selection_mask(self.view, op, slot)
-        return (
-            self._hide(score_mask) if score_mask is not None else f"{op.name} replaces scores with what is not a mask"
-        )
+        return self._hide(score_mask) if score_mask is not None else f"{op.name} replaces scores, but is not a mask"
 
     def _add(self, value: ValueId | None) -> str | None:
         view, match = self.view, self.match

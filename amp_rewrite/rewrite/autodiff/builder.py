@@ -131,7 +131,7 @@ class Builder(NodeBuilder):
         return str(proto.output[slot])
 
     def expand(self, x: str, shape: str) -> str:
-        """Expand a value to a shape. `narrow` returns the value again, and an Expand without readers is left out."""
+        """Expand a value to a shape. `narrow` recovers the value, and an Expand without readers is dropped."""
         expand = self.op("Expand", x, shape)
         self._narrow[expand] = x
         return expand

@@ -29,7 +29,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
     the loss applies its row of `rewrite.autodiff.vjp`. The forward pass is rewritten as in `differentiable`.
-    A model below opset 16 is moved there. O(nodes + uses).
+    A model below opset 16 is moved to it. O(nodes + uses).
 
     Args:
         model: the model, in any form that `Model.load` takes; it is not changed.
@@ -59,7 +59,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     shape = b.shape(loss)
     if shape is None or any(dim != 1 for dim in shape):
         dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
-        raise GradientError(f"the loss {loss!r} is not one number, its shape is {dims}; reduce it to its mean or sum")
+        raise GradientError(f"the loss {loss!r} is not one number: its shape is {dims}; reduce it to its mean or sum")
     gradient_of = backward(b, {loss: b.scalar(1.0, b.element_type(loss))}, wrt)
     for name in dict.fromkeys(wrt):
         b.output(f"{name}_grad", b.element_type(name), b.shape(name), source=gradient_of[name])
@@ -84,7 +84,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         vtype = view.types[target]
         if vtype is None or vtype.container != TENSOR or vtype.dtype is None or not vtype.dtype.floating:
             raise GradientError(
-                f"the loss {loss!r} is {vtype or 'of unknown type'}; only floating tensors have gradients; cast it"
+                f"the loss {loss!r} is {vtype or 'of unknown type'}; gradients need floating-point tensors; cast it"
             )
         route = paths(view, MAIN, [target], [ids[name] for name in wrt], VJPS)
         if target not in route.reached:
@@ -124,11 +124,11 @@ def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[s
     return _accumulate(b, full, wrt)
 
 
-def _accumulate(b: Builder, given: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
+def _accumulate(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
     """Append the backward pass, from gradients with the shapes of their values."""
     view, ids = b.view, b.ids
-    route = paths(view, b.scope, [ids[name] for name in given], [ids[name] for name in wrt], VJPS)
-    pending: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in given.items()}
+    route = paths(view, b.scope, [ids[name] for name in seeds], [ids[name] for name in wrt], VJPS)
+    pending: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in seeds.items()}
     positions = {op_id: i for i, op_id in enumerate(view.scopes[b.scope].ops)}
     for op in reversed(route.ops):
         grads = tuple(None if v is None else _sum(b, pending.get(v)) for v in op.outputs)
@@ -176,13 +176,13 @@ def _sum(b: Builder, gradients: Sequence[str] | None) -> str | None:
 
 
 def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:
-    """Raise GradientError unless `wrt` names floating inputs or initializers."""
+    """Raise GradientError unless `wrt` names floating-point inputs or initializers."""
     view = View.of(model)
     leaves = [v for v in view.values if v.scope == MAIN and v.role is not Role.RESULT]
     valid = {v.name for v in leaves if (dtype := view.dtype(v.id)) is not None and dtype.floating}
     invalid = [name for name in wrt if name not in valid]
     if invalid or not wrt:
         raise GradientError(
-            f"cannot differentiate {loss!r} with respect to {', '.join(map(repr, invalid)) or 'nothing'}; name floating"
-            " inputs or initializers of the main graph"
+            f"cannot differentiate {loss!r} with respect to {', '.join(map(repr, invalid)) or 'nothing'}; name"
+            " floating-point inputs or initializers of the main graph"
         )

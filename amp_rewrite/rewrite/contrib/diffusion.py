@@ -163,7 +163,7 @@ def _channel_constant(view: View, op: Op, value: ValueId) -> Array | None:
 
 
 def _silu(view: View, op: Op) -> tuple[Op, ...]:
-    """Return the ops of a SiLU, x · sigmoid(x), if it alone reads the result of an op; else ()."""
+    """Return the ops of a SiLU, x · sigmoid(x), if it is the only reader of an op's result; else ()."""
     sigmoid = next((reader for reader in view.readers(op.results[0]) if reader.kind == "Sigmoid"), None)
     match = direct_match(view, sigmoid, QUICK_GELU) if sigmoid is not None else None
     if match is None or "scaled" in match.values or not confined(view, op.results[0], match.ops):

@@ -42,7 +42,7 @@ from amp_rewrite.rewrite.replacement import (
 )
 
 LATEST = 23
-"""The first opset that has all standard operators from which these fusions start."""
+"""The first opset with all standard operators that these fusions extend."""
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
@@ -78,10 +78,10 @@ def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
 
 def decompose_fusible(view: View, context: Context, objection: Objection) -> View:
     """Decompose each Attention replaceable by onnxruntime's own operator; return the view."""
-    spelled, _ = run_round(view, (decompose_attentions,), context, objection)
-    _, outcomes = run_round(spelled, (fuse_attentions,), context, objection)
+    decomposed, _ = run_round(view, (decompose_attentions,), context, objection)
+    _, outcomes = run_round(decomposed, (fuse_attentions,), context, objection)
     fused = {
-        name for o in outcomes if isinstance(o, Replacement) for op in o.ops for name in spelled.ops[op].node.output
+        name for o in outcomes if isinstance(o, Replacement) for op in o.ops for name in decomposed.ops[op].node.output
     }
     chosen = {op.id for op in view.of_kinds(("Attention",)) if op.node.output[0] in fused}
     return run_round(view, (partial(decompose_attentions, among=chosen),), context, objection)[0] if chosen else view
@@ -128,7 +128,7 @@ class Fuser:
     context: Context
 
     def shape(self, value: ValueId | None) -> Dims | None:
-        """Return the known shape of a value, in bodies without symbolic sizes, as they differ between iterations."""
+        """Return the known shape of a value; in bodies, without symbolic sizes, which may differ between iterations."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
         return known_dims(self.view).get(value)
@@ -191,13 +191,13 @@ def _fused_norm(fuser: Fuser, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     if not only_float32(view, ops) or any(view.dtype(v) is not DType.FLOAT for v in (total, *add.operands)):
         return "not all of it is float32"
     if shape is None or len(shape) not in _RANKS or not isinstance(shape[-1], int):
-        return "what is normalized is not known to have two or three axes, the last of known size"
+        return "its input is not known to have two or three axes, with a last one of known size"
     reason = _unsupported_norm(fuser, norm, shape)
     if reason is not None:
         return reason
     summands = _summands(fuser, add, shape)
     if summands is None:
-        return "the summands are not known to have the same shape, or the second to lack only the batch"
+        return "its summands are not known to have the same shape, except for a missing batch in the second"
     bias_ops, summands, bias = _with_bias(fuser, add, summands, shape)
     ops = (*bias_ops, *ops)
     sum_is_read = not confined(view, total, ops)
@@ -242,8 +242,8 @@ def _with_bias(
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
     """Return the ops adding a bias of one number per feature to a summand, and the summands and bias without them.
 
-    Kernels add the bias to the first summand and round, so that must be the one that had it, and not the residual
-    stream, which is larger.
+    Kernels add the bias to the first summand and round. So the first one must be the summand that had the bias, not the
+    residual stream, which is larger.
     """
     for slot, value in enumerate(summands):
         inner = fuser.view.producer(value, "Add")

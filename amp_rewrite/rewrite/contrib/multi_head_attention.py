@@ -2,7 +2,7 @@
 
 The operator reads queries and returns its result as tokens by features, while exporters split the heads and transpose
 them; and it adds a bias to the scores, while exporters select by a bool. Rows without visible keys are handled as in
-`attention`: a query of zeros weighs all keys equally, and if the model returns 0 for such a row, a Where does, too.
+`attention`: a query of zeros weighs all keys equally, and if the model returns 0 for such a row, so does a Where.
 
 A causal attention that repeats each head of keys and values for several heads of queries becomes GroupQueryAttention,
 which reads them unrepeated. CUDA has it only in the low types, so `Context.grouped` must allow it.
@@ -62,7 +62,7 @@ def _fused(attention: FusibleAttention, *, grouped: bool) -> Replacement | str:
     sizes = [shape[axis] if shape else None for shape, axis in ((queries, 1), (queries, 3), (values, 3))]
     heads, width, depth = (size if isinstance(size, int) else 0 for size in sizes)
     if not (heads and width and depth):
-        return "how many heads it has, and how wide they are, is not known"
+        return "the number and the width of its heads are not known"
     mask = match.score_mask
     added = [*([mask.value] if attention.needs_mask and mask is not None else []), *match.biases]
     if any(len(dims_of(attention.view, value)) != RANK for value in added):
@@ -81,7 +81,7 @@ class _MultiHeadWriter(AttentionNodes):
     """Writes the nodes of one attention with `heads` heads of queries.
 
     `width` is that of a head of queries and keys, `depth` that of a head of values. `bases`: the inputs of the nodes,
-    each with the operand that it holds, "queries", "keys" or "values", and its layout.
+    each with its operand, "queries", "keys" or "values", and its layout.
     """
 
     def __init__(self, attention: FusibleAttention, heads: int, width: int, depth: int) -> None:
@@ -99,7 +99,7 @@ class _MultiHeadWriter(AttentionNodes):
         zeroes = match.zeroes_nan and attention.infinite_fill
         reads = [*self._operands(self.result, None if zeroes else attending), "", "", self._score_bias()]
         if ("values", "heads") in self.bases.values() and self.width != self.depth:
-            return "its values are not as wide as its keys, but have their heads split off"
+            return "its values differ from its keys in width, but have separate heads"
         results = [self._result_name(self.result, attending if zeroes else None)]
         attributes = {"num_heads": self.heads, "scale": match.scale}
         attributes |= {"unidirectional": 1} if attention.causal else {}
@@ -118,7 +118,7 @@ class _MultiHeadWriter(AttentionNodes):
         rotations = [attention.view.producer(value, ROTARY_KIND) for value in reads[:2]]
         tables = _shared_tables(attention.view, rotations, (self.heads, kv_heads), self.width)
         if self.width % (16 if tables else 8) or (any(rotations) and not tables):
-            return None  # onnxruntime would fuse a single rotation by itself, and crash
+            return None  # onnxruntime itself would fuse a single rotation, and crash
         reads[:2] = [op.inputs[0] if op is not None else value for op, value in zip(rotations, reads, strict=False)]
         pairs = zip(reads, _OPERANDS, strict=True)
         inputs = [self._base(value, operand, "packed") for value, operand in pairs if value is not None]

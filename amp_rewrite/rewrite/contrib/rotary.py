@@ -1,7 +1,7 @@
 """Fusion of rotary position embeddings into onnxruntime's RotaryEmbedding.
 
 Exporters multiply by cosines and sines whose two halves are equal, and the operator reads only one half. The equality
-is proven for the values themselves, no matter how they were computed from positions. The standard's operator also
+is proven for the values themselves, regardless of their computation from positions. The standard's operator also
 reads halves.
 """
 
@@ -76,7 +76,7 @@ def _written_out(view: View, anchor: Op) -> _Rotation | None:
 
 
 def _standard_rotation(op: Op) -> _Rotation | None:
-    """Return the rotation by the standard's operator; None if it has position ids or rotates a part of the features."""
+    """Return the rotation by the standard's operator; None if it has position ids or rotates only some features."""
     unsupported = any(int_attribute(op.node, name, 0) for name in ("interleaved", "rotary_embedding_dim"))
     if unsupported or len(op.operands) != len(op.inputs) or len(op.inputs) != len(("x", "cos", "sin")):
         return None
@@ -97,10 +97,10 @@ def _fused(view: View, rotation: _Rotation, halves_equal: Callable[[ValueId, int
     shape, tables = dims_of(view, rotation.x), [dims_of(view, v) for v in (rotation.cos, rotation.sin)]
     heads, width = (shape[1], shape[3]) if len(shape) == RANK else (None, None)
     if not isinstance(width, int) or not isinstance(heads, int) or width % 2:
-        return "how many heads it has, and how wide they are, is not known"
+        return "the number and the width of its heads are not known"
     features = width // 2 if rotation.standard else width
     if any(not _is_table(table, (shape[2], features)) for table in tables):
-        return "its cosines and sines are not known to have one value per position and feature, in all batches"
+        return "its cosines and sines are not known to have one value per position and feature, shared by all batches"
     if not rotation.standard and not all(halves_equal(value, width) for value in (rotation.cos, rotation.sin)):
         return "the two halves of its cosines and sines are not known to be equal"
     return _RotationWriter(view, rotation, heads, width, _packed_source(view, rotation)).replacement()

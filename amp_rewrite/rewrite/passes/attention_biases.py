@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = 1 << 6  # rows of a weight that are converted to float64 at a ti
 def split_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
     """Split a bias added before the Split of queries, keys and values into one bias each. O(attentions).
 
-    Those of keys and values can be dropped or moved then.
+    The biases of keys and values can then be dropped or moved.
     """
     for op in view.of_kinds((f"{DOMAIN}::MultiHeadAttention",)):
         split = view.producer(op.inputs[0], "Split")
@@ -93,7 +93,8 @@ class _Operand:
 class _Attention:
     """An attention, as one op or written out: its ops, the one computing the result, and two operands.
 
-    `heads`: those of queries and of values, if it is one op. `rows_sum_to_one`: the weights of every row sum to one.
+    `heads`: the numbers of heads of queries and values, if it is one op. `rows_sum_to_one`: the weights of every row
+    sum to one.
     """
 
     ops: tuple[OpId, ...]
@@ -153,7 +154,7 @@ def _only_data_reader(view: View, value: ValueId | None, reader: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """A sum with a bias, with only moves between it and an attention.
+    """A sum with a bias, separated from an attention only by moves.
 
     `reader` is the first op that reads the sum. `elements` has the index in the bias for each position of the operand.
     """
@@ -253,12 +254,12 @@ class _BiasMover:
             slot = next(slot for slot, v in enumerate(each.reader.inputs) if v in each.total.add.outputs)
             node.input[slot] = view.value_name(each.total.source)
         ops = {each.total.add.id for each in self.present} | instead.keys()
-        changes = ["that of its keys is dropped, since it does not change a softmax"] if self.biases[0] else []
+        changes = ["the bias of its keys is dropped, since it does not change a softmax"] if self.biases[0] else []
         reason = None
         if self.projection is None:
             node = instead.pop(self.last.id)
         else:
-            changes.append("that of its values is added after its projection")
+            changes.append("the bias of its values is added after its projection")
             stored = self._stored(self.projection)
             if not all(float(np.abs(array).max(initial=0)) <= to.max for array in stored.values()):
                 return f"the bias after its projection would leave the range of {to.spelling}"
@@ -269,7 +270,7 @@ class _BiasMover:
             new.ahead.append(product)
             instead.update((self.projection.ops[0].id, each) for each in zeroing)
             reason = self._projection_difference(self.projection, nodes, names)
-        findings = (Finding("bias", self.attention.last.name, f"biases of an attention · {', '.join(changes)}"),)
+        findings = (Finding("bias", self.attention.last.name, " · ".join(changes)),)
         fusion = Replacement(
             _KIND, tuple(sorted(ops)), self.last.id, node, instead=instead, findings=findings, **new.parts()
         )
@@ -298,7 +299,7 @@ class _BiasMover:
     # -- proof -------------------------------------------------------------------------------------
 
     def _attention_difference(self) -> str | None:
-        """Return how attention to biased keys and values differs from attention to others plus the bias of values."""
+        """Return how attention to biased keys and values differs from unbiased attention plus the value bias."""
         view, attention, rng = self.view, self.attention, np.random.default_rng(0)
         result = attention.last.node.output[0]
         match = attention.written_out

@@ -60,8 +60,8 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
 def _score_sums(view: View) -> list[Op]:
     """Return the float32 Adds in front of a softmax, unless the scores already contain the fill of another mask.
 
-    There are none below opset 9, which has no Where. Scores under two masks are −inf, below those under one mask, which
-    changes the result of a fully masked row.
+    Below opset 9, which has no Where, there are none. Scores under two masks are −inf, less than those under one mask,
+    which changes the result of a fully masked row.
     """
     if view.opset < FIRST_WHERE:
         return []
@@ -96,8 +96,8 @@ def _selection(view: View, op: Op, mask: ScoreMask, value: ValueId, scores: Valu
     branches = (view.value_name(scores), fill)
     node.op_type = "Where"
     node.input[:] = (condition, *(branches if mask.visible_if else reversed(branches)))
-    words = "a mask added to scores before a softmax: a Where applies it instead, with the same result in every type"
-    findings = (Finding("selected", stem, words),)
+    text = "a mask added to scores before a softmax: a Where applies it instead, with the same result in every type"
+    findings = (Finding("selected", stem, text),)
     return Replacement("mask", (op.id,), op.id, node, findings=findings, **new.parts())
 
 
@@ -123,7 +123,7 @@ def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement
             yield _with_term(view, "selected", fill, ("bounded", bounded), _BOUNDED)
 
 
-_MOVED = "a position bias far from 0 · less its share in the best key of each row, which does not change a softmax"
+_MOVED = "a position bias far from 0 · shifted to 0 at the best key of each row, which does not change a softmax"
 _BOUNDED = (
     f"a mask added to scores before a softmax: its fill becomes {NEGLIGIBLE:g}, with the same result in every type"
 )
@@ -150,10 +150,10 @@ def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
     return filled[0] if beyond and row.peaks() is not None else None
 
 
-def _with_term(view: View, kind: str, term: ScoreTerm, constant: tuple[str, Array], words: str) -> Replacement:
+def _with_term(view: View, kind: str, term: ScoreTerm, constant: tuple[str, Array], text: str) -> Replacement:
     node, new, name = clone(term.op.node), NewNodes(view, term.op), term.op.node.input[term.slot]
     node.input[term.slot] = new.constant(f"{name}_{constant[0]}", constant[1])
-    findings = (Finding(kind, name, words),)
+    findings = (Finding(kind, name, text),)
     return Replacement(kind, (term.op.id,), term.op.id, node, findings=findings, **new.parts())
 
 
@@ -163,7 +163,7 @@ def _with_term(view: View, kind: str, term: ScoreTerm, constant: tuple[str, Arra
 def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
     """Bound each fill beyond the type, if it only reaches selections, softmaxes, indices or near comparisons.
 
-    O(fills * values reached). A model that lists its weights as inputs (IR version 3) is not changed.
+    O(fills · reached values). A model that lists its weights as inputs (IR version 3) is not changed.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return

@@ -1,10 +1,10 @@
 """Passes to split biases off products, and to move them to the cheapest place.
 
-If a bias is far larger than its product, a low result has digits for little but the bias. Split off, the bias is added
-in float32 after the Cast that a float32 reader needs anyway.
+If a bias is far larger than its product, almost all digits of a low result represent the bias. If it is split off, the
+bias is added in float32, after the Cast that a float32 reader needs anyway.
 
 onnxruntime's CUDA provider broadcasts the bias of a Gemm over the result before it multiplies. So Gemms between
-Reshapes become MatMul and Add, and biases get three axes, for which its optimizer keeps the Add.
+Reshapes become MatMul and Add, and biases get three axes, since its optimizer then keeps the Add.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
 def _bias_limit(view: View, value: ValueId) -> float | None:
     """Return how many times larger than the weights a bias may be before a norm or an output; None before other ops.
 
-    Copies in between do not count. An InstanceNormalization subtracts the whole bias.
+    Copies in between are skipped. An InstanceNormalization subtracts the whole bias.
     """
     while (reader := only_reader(view, value)) is not None and _behind_relabel(reader) == value and reader.results:
         (value,) = reader.results
@@ -122,7 +122,7 @@ def _is_flat(view: View, value: ValueId) -> bool:
 def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
     """Move a bias into a constant table added after it, such as position embeddings. O(Adds).
 
-    There may be a Concat in between.
+    A Concat may come between them.
     """
     for op in view.of_kinds(("Add",)):
         total = BiasSum.of(view, op, context)
@@ -155,7 +155,7 @@ def _moved_into_table(
     first = sum(lengths[:position])
     biased_table[..., first : first + lengths[position], :] += bias.reshape(-1)
     if not float(np.abs(biased_table).max()) <= context.to.max:
-        return f"the table with the bias in it would leave the range of {context.to.spelling}"
+        return f"the table with the added bias would leave the range of {context.to.spelling}"
     new, node, source = NewNodes(view, table_add), clone(table_add.node), view.value_name(total.source)
     stored = new.constant(f"{view.value_name(value)}_biased", biased_table.astype(np.float32))
     node.input[table_add.inputs.index(value)] = stored
@@ -201,9 +201,9 @@ def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
             source_name = new.before("Reshape", (source_name, shape), f"{result}_rows")
         product = new.before("MatMul", (source_name, view.value_name(weight)), f"{result}_product")
         node = new_node("Add", [product, view.value_name(bias)], result, split.node.name)
-        text = "a Gemm between Reshapes: MatMul and Add, since others fuse the Add"
-        told = (Finding("fused", op.name, text),)
-        yield Replacement("gemm", (op.id, split.id), split.id, node, **new.parts(), findings=told)
+        text = "a Gemm between Reshapes becomes MatMul and Add, since other ops can fuse the Add"
+        findings = (Finding("fused", op.name, text),)
+        yield Replacement("gemm", (op.id, split.id), split.id, node, **new.parts(), findings=findings)
 
 
 def widen_biases(view: View, context: Context) -> Iterator[Replacement]:

@@ -63,9 +63,9 @@ class Canonical:
 
 
 def canonicalize(source: View, request: Request, *, widen: bool = False, grouped: bool = True) -> Canonical:
-    """Bring a view into standard form, as the options request it; ops named by a selector are not fused.
+    """Bring a view into standard form, as requested by the options; ops named by a selector are not fused.
 
-    A pattern that matches no op of the model may match one that a fusion creates. `widen`: also compute ops of the low
+    A pattern without a match in the model may match an op created by a fusion. `widen`: also compute ops of the low
     type in float32. `grouped`: as in `Context`.
     """
     base, notes = _through_float32(source, request, widen)
@@ -83,9 +83,9 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, grouped
     keep, lower = carry_over(keep, expanded, view), carry_over(lower, expanded, view)
     if deferred:
         unmatched = _unmatched(view, deferred)
-        _overrides(expanded, request, but=[pattern for pattern in patterns if pattern not in unmatched])  # says why
-        known = [pattern for pattern in patterns if pattern not in deferred or pattern in unmatched]
-        kept, lowered = _overrides(view, request, but=known)
+        _overrides(expanded, request, but=[pattern for pattern in patterns if pattern not in unmatched])  # raises
+        resolved = [pattern for pattern in patterns if pattern not in deferred or pattern in unmatched]
+        kept, lowered = _overrides(view, request, but=resolved)
         keep, lower = {**kept, **keep}, {**lowered, **lower}
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
@@ -111,9 +111,9 @@ def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[M
 
 
 def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view with float32 in place of low types, if ops compute in one other than the requested type.
+    """Return the view with float32 in place of low types, if ops compute in a low type other than the requested one.
 
-    This also replaces float64 if the request narrows it. Inputs and outputs keep their types, unless options change
+    float64 is also replaced if the request narrows it. Inputs and outputs keep their types, unless options change
     them.
     """
     others = [dtype for dtype in view.low_types if widen or dtype is not request.to]
@@ -154,7 +154,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
         view, local = inline_functions(view, low=bool(request.keep))
     opset = AUTO_OPSET if request.opset is None and request.target == Target.WEBGPU else request.opset
     if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
-        from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
+        from amp_rewrite.rewrite.opset import at_opset  # late: most models are not moved
 
         view, moved = at_opset(view, opset, request.to, request.target, fuse=request.fuse)
     if run_as_bodies(view, request.target.kernels):
@@ -177,7 +177,7 @@ _DECOMPOSITIONS = (
     ),
     (LazyPass("passes.attention_masks:shrink_score_constants", (("Softmax",), ("Add",))),),
 )
-"""The rounds before fusion. Without safety only the first one runs. Constants shrink after masks became selections."""
+"""The rounds before fusion. Without safety, only the first one runs. Constants shrink once masks are selections."""
 
 
 def fuse_operators(

@@ -34,7 +34,7 @@ from amp_rewrite.rewrite.replacement import (
 def replace_cast_like(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each CastLike by the equivalent Cast.
 
-    Common runtimes have no kernel for CastLike and run this Cast.
+    Common runtimes do not have a kernel for CastLike, and run this Cast instead.
     """
     for op in view.of_kinds(("CastLike",)):
         like = op.inputs[1]
@@ -53,10 +53,10 @@ def replace_cast_like(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def decompose_group_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each GroupNormalization with a constant scale and bias of one number per channel. O(ops).
+    """Replace each GroupNormalization by an InstanceNormalization between two Reshapes. O(ops).
 
-    The replacement is an InstanceNormalization between two Reshapes, as PyTorch exports it below opset 21. onnxruntime
-    has no CUDA kernel for GroupNormalization, and expands it into some 25 nodes with Casts in between.
+    PyTorch exports this form below opset 21. Scale and bias must be constants of one number per channel. onnxruntime
+    does not have a CUDA kernel for GroupNormalization, and expands it into some 25 nodes with Casts in between.
     """
     for op in view.of_kinds(("GroupNormalization",)):
         if only_float32(view, (op.id,)):
@@ -72,7 +72,7 @@ def _group_norm(view: View, op: Op, context: Context) -> Replacement | str:
         return "its rank, or its scale or bias, is not known"
     channels = numbers[0].size
     if groups < 1 or channels % groups or numbers[1].size != channels or shape[1] not in (None, channels):
-        return "it has no scale and bias for each channel"
+        return "it does not have a scale and a bias for each channel"
     (result,), (x, *_), new = op.node.output, op.node.input, NewNodes(view, op)
 
     def stored(part: str, values: object, dtype: type = np.float32) -> str:
@@ -174,9 +174,9 @@ _FAST, _PADDED = 8, 64  # fast kernels need a multiple of 8 columns; padded weig
 def align_products(view: View, context: Context) -> Iterator[Outcome]:
     """Pad the columns of large constant weights to a multiple of 64, and slice the product to the original columns.
 
-    Applies to numbers of columns that are not a multiple of 8, such as a vocabulary: CUDA's fast kernels need rows that
+    Applies if the number of columns is not a multiple of 8, as in many vocabularies: CUDA's fast kernels need rows that
     start at a multiple of 16 bytes. The runtime appends the zeros when it opens the model, so the file does not grow,
-    and a table of embeddings that shares the weights stays as it is. O(MatMuls).
+    and an embedding table sharing the weights stays as it is. O(MatMuls).
     """
     for op in view.of_kinds(("MatMul",)):
         transpose = view.producer(op.inputs[1], "Transpose")
@@ -200,7 +200,7 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
     new.after("Slice", (node.output[0], *ends, axis), result)
     rng = np.random.default_rng(0)
     feed = {x: rng.standard_normal((2, 3, 4)), weight: rng.standard_normal((4, 5))}
-    note = f"{columns} columns, padded by {added} of zeros to align rows; a Slice removes them"
+    note = f"{columns} columns, padded with {added} columns of zeros to align rows; a Slice removes them"
     findings = (Finding("fused", op.name, note),)
     fusion = Replacement(ALIGNED, (op.id,), op.id, node, **new.parts(), findings=findings)
     after = {zeros: np.zeros((4, 3)), ends[1]: np.array([5])}
@@ -288,7 +288,7 @@ def _decomposed_attention(view: View, op: Op, shapes: Sequence[Shape], *, packed
 
 
 def _operand(new: NewNodes, op: Op, slot: int, shape: Shape, heads: int, *, packed: bool) -> str:
-    """Return an operand with separate heads, repeated to as many as the queries have."""
+    """Return an operand with separate heads, repeated to the number of query heads."""
     name, stem, own_heads = str(op.node.input[slot]), f"{op.node.output[0]}_{'qkv'[slot]}", shape[1] or heads
     if packed:
         split_shape = new.constant(f"{stem}_split", np.array((0, 0, own_heads, shape[3])))

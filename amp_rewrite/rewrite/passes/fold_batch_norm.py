@@ -29,11 +29,11 @@ from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replac
 _MIN_TRIAL_OPSET = 15
 """The lowest opset of a trial: at opset 9, onnx's reference computes statistics as in training.
 From there to opset 15 the operators changed only in the types they accept."""
-_CARRIERS = LAYERS - {"MatMul"}  # it has no bias
+_CARRIERS = LAYERS - {"MatMul"}  # MatMul has no bias
 
 
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Fold each BatchNormalization into the linear op before it, or refuse it; this reads the weights."""
+    """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights."""
     for op in view.of_kinds(("BatchNormalization",)):
         linear = view.producer(op.inputs[0], *_CARRIERS)
         if linear is not None:
@@ -120,7 +120,7 @@ def _numeric_obstacle(axis: int, original: Array, weight: Array, bias: Array, to
 
 # -- proof -----------------------------------------------------------------------------------------
 
-_MAX_TRIAL_ELEMENTS = 1 << 18  # of a weight of which all channels are tried
+_MAX_TRIAL_ELEMENTS = 1 << 18  # of a weight tried with all channels
 
 
 def _trials(linear: Op, constants: Arrays, folded: Arrays) -> list[Trial]:

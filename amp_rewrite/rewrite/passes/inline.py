@@ -68,24 +68,24 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
 def _prepared(proto: ModelProto) -> ModelProto:
     """Prepare a model for onnx's inliner: it ignores attribute defaults and requires a single opset.
 
-    A function of another opset gets the opset of the model if its ops are the same there. The standard requires that of
-    functions that are called (IR.md, "Model Local Functions").
+    A function of another opset gets the opset of the model if its ops are the same there. The standard requires this of
+    called functions (IR.md, "Model Local Functions").
     """
     opsets = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
     prepared = clone(proto)
     defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in prepared.functions if f.attribute_proto}
     if defaults:
         for node in (n for f in (prepared.graph, *prepared.functions) for n in all_nodes(f.node)):
-            given = {a.name for a in node.attribute}
+            present = {a.name for a in node.attribute}
             defaults_of_function = defaults.get((node.domain, node.op_type, node.overload), ())
-            node.attribute.extend(a for a in defaults_of_function if a.name not in given)
+            node.attribute.extend(a for a in defaults_of_function if a.name not in present)
     for function in prepared.functions:
         for imported in function.opset_import:
             domain, current = normal_domain(imported.domain), imported.version
-            wanted = opsets.get(domain, current)
+            target = opsets.get(domain, current)
             ops = {node.op_type for node in all_nodes(function.node) if normal_domain(node.domain) == domain}
-            if wanted != current and all(_since(domain, op, current) == _since(domain, op, wanted) for op in ops):
-                imported.version = wanted
+            if target != current and all(_since(domain, op, current) == _since(domain, op, target) for op in ops):
+                imported.version = target
     return prepared
 
 
@@ -106,8 +106,8 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
 def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return a view with function bodies in place of ops without a kernel on the target.
 
-    Only op types that gain by it are inlined: some node of the type would be lowered if there were a kernel, and the
-    body has no denied op, which would need Casts inside.
+    Only op types that gain from it are inlined: some node of the type would be lowered if there were a kernel, and the
+    body does not contain a denied op, which would need Casts inside.
     """
     candidates = run_as_bodies(view, request.target.kernels)
     if not candidates:
@@ -134,7 +134,7 @@ def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[F
 def _expanded(view: View, op_type: str) -> View | None:
     """Return a view with the ops of one type inlined; None if onnx cannot build their body, or builds an invalid one.
 
-    New values are named after the op type, whatever else is inlined, because ranges are looked up by name.
+    New values are named after the op type, so that their names and ranges do not depend on other inlined types.
     """
     try:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)

@@ -103,7 +103,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
 
 
 def _reduction_obstacle(view: View, cluster: Cluster, rank: int) -> str | None:
-    """Return why the reductions of a cluster do not reduce and keep the last axis; None if they do."""
+    """Return why the reductions of a cluster are not over the last axis with keepdims; None if they are."""
     for op in (op for op_id in cluster.ops if (op := view.ops[op_id]).kind in _REDUCTIONS):
         if op.kind == "GlobalAveragePool" or list(axes_of(view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis only"

@@ -28,11 +28,11 @@ from amp_rewrite.rewrite.shift.plan import (
     PortProblem,
     ShiftPlan,
     ShiftRequest,
-    constant_keeps,
+    constant_fits,
     is_exact,
     solve_ports,
     value_at,
-    value_keeps,
+    value_fits,
 )
 
 KIND = "shifted"
@@ -60,7 +60,7 @@ class Origin(NamedTuple):
 class Shift:
     """A shifted view and its relation to the original.
 
-    `origins` maps names of new values to what they equal, `results` maps replaced ops to the new names of their
+    `origins` maps the name of each new value to its origin, `results` maps replaced ops to the new names of their
     results, and `muls` maps ops to the results of the Muls added before or after them.
     """
 
@@ -72,7 +72,7 @@ class Shift:
 
 
 def apply_shift(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest) -> Shift:
-    """Return the view shifted by a plan. `fits`: how measured values round to the low type. O(nodes + weights read)."""
+    """Return the view shifted by a plan. `fits`: the rounding of measured values. O(nodes + weights read)."""
     emitter = _ShiftEmitter(equations, plan, fits, request)
     after, _ = run_round(equations.view, (lambda view, context: emitter.replacements(),), emitter.context)
     return Shift(after, plan, emitter.origins, emitter.results, emitter.muls)
@@ -96,7 +96,7 @@ def refusal(view: View) -> str | None:
 
 
 class _ShiftEmitter:
-    """Replaces ops in one walk. `natural`: the exponents at which values are computed."""
+    """Replaces ops in one walk. `natural`: the exponents of values as computed."""
 
     def __init__(
         self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest
@@ -114,12 +114,12 @@ class _ShiftEmitter:
     def replacements(self) -> Iterator[Replacement]:
         for op_id, laws in self.equations.laws.items():
             op = self.view.ops[op_id]
-            inputs, outputs = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
-            if op.bodies or not (any(inputs) or any(outputs) or any(map(self._actual_exponent, op.operands))):
+            before, after = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
+            if op.bodies or not (any(before) or any(after) or any(map(self._actual_exponent, op.operands))):
                 continue
             problem = self._port_problem(op, [port for law in laws for _, port in law])
             ports = solve_ports(laws, problem)
-            for port in problem.wanted:
+            for port in problem.results:
                 value = op.outputs[port.slot]
                 if value is not None and ports[port]:
                     self.natural[value] = ports[port]
@@ -128,23 +128,23 @@ class _ShiftEmitter:
     # -- exponents ---------------------------------------------------------------------------------------
 
     def _port_problem(self, op: Op, ports: list[OpPort]) -> PortProblem:
-        given, wanted, knobs, fits = dict[OpPort, int](), dict[OpPort, int](), list[OpPort](), dict[OpPort, Fit]()
+        inputs, results, free, fits = dict[OpPort, int](), dict[OpPort, int](), list[OpPort](), dict[OpPort, Fit]()
         for port in dict.fromkeys(ports):
             value = value_at(op, port)
             if value is None or self.view.constant(value) is not None:
-                knobs.append(port)
+                free.append(port)
             elif port.side == "x":
-                given[port], fits[port] = self._actual_exponent(value), self.fits.get(value, Fit())
+                inputs[port], fits[port] = self._actual_exponent(value), self.fits.get(value, Fit())
             else:
-                wanted[port] = self.plan.exponents.get(value, 0)
-        margin, request = max(wanted.values(), default=0), self.request
+                results[port] = self.plan.exponents.get(value, 0)
+        margin, request = max(results.values(), default=0), self.request
         to, flush = request.to, request.flush
-        lossy = {port for port, e in given.items() if not value_keeps(fits[port], e + margin, to, flush=flush)}
-        order = sorted(given, key=lambda port: (fits[port].count or 1 << 62, port.slot))
-        return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), lossy)
+        lossy = {port for port, e in inputs.items() if not value_fits(fits[port], e + margin, to, flush=flush)}
+        order = sorted(inputs, key=lambda port: (fits[port].count or 1 << 62, port.slot))
+        return PortProblem(inputs, results, free, order, lambda port, e: self._allowed(op, port, e), lossy)
 
     def _actual_exponent(self, value: ValueId) -> int:
-        """Return the exponent of a value for its readers: the planned one if the value exceeds the type as it is."""
+        """Return the exponent of a value for its readers: the planned one if the value as computed exceeds the type."""
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
         beyond = math.ldexp(fit.absmax, -natural) * self.request.headroom > self.request.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural
@@ -163,8 +163,8 @@ class _ShiftEmitter:
         stored_twice = fit.count > MAX_DUPLICATED and len(self.view.uses[value]) > 1
         if stored_twice or not is_exact(fit, model.chunks(tensor), exponent):
             return False
-        keeps = port.slot in _SUMMAND_SLOTS.get(op.kind, ())
-        return keeps or constant_keeps(model.chunks(tensor), fit, exponent, self.request.to, flush=self.request.flush)
+        summand = port.slot in _SUMMAND_SLOTS.get(op.kind, ())
+        return summand or constant_fits(model.chunks(tensor), fit, exponent, self.request.to, flush=self.request.flush)
 
     def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
         """Return an attribute times 2⁻ᵉ; None if it is unknown, or the product is not a normal float32 number."""
@@ -195,7 +195,7 @@ class _ShiftEmitter:
             elif port.side == "y":
                 if self.natural.get(value):
                     node.output[port.slot] = self._name(value)
-                    if self._is_kept(value):
+                    if self._keeps_name(value):
                         new.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), new))
             elif self.view.constant(value) is not None:
                 if exponent:
@@ -204,9 +204,9 @@ class _ShiftEmitter:
                     node.input[port.slot] = tensor.name
             elif exponent == self.natural.get(value, 0):
                 node.input[port.slot] = self._name(value)
-            elif not exponent and self._is_kept(value):
+            elif not exponent and self._keeps_name(value):
                 node.input[port.slot] = self.view.value_name(value)
-            else:  # the value does not exist at this exponent
+            else:  # the value is not computed at this exponent
                 name = self._new_name(value, exponent, op.scope)
                 if name not in node.input:
                     new.ahead.append(self._mul(op, Origin(value, exponent), name, new))
@@ -247,6 +247,6 @@ class _ShiftEmitter:
         factor = new.constant(f"shift_by_{exponent}".replace("-", "m"), np.array(math.ldexp(1.0, exponent), np.float32))
         return new_node("Mul", [self._name(target.value), factor], result, f"{result}_Mul")
 
-    def _is_kept(self, value: ValueId) -> bool:
+    def _keeps_name(self, value: ValueId) -> bool:
         """True if a value must keep its name, so a Mul restores it from a shifted one."""
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])

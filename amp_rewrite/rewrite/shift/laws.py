@@ -39,17 +39,17 @@ Law = tuple[tuple[int, OpPort], ...]
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
     """Return the laws of the float32 ports of an op, including those that fix a port to exponent 0."""
-    values = ((OpPort(side, i), v) for side, own in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(own))
+    values = ((OpPort(side, i), v) for side, vs in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(vs))
     ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
-    laws, named = list[Law](), set[OpPort]()
+    laws, constrained = list[Law](), set[OpPort]()
     if not op.bodies and op.signature is not None:
         available = {*ports, OpPort("scale"), *(OpPort(a.name) for a in op.node.attribute)}
         available.update(map(OpPort, default_attributes(op.signature)))
         laws = [law for law in _candidate_laws(view, op, ports) if available.issuperset(port for _, port in law)]
-        named = {port for law in laws for _, port in law}
+        constrained = {port for law in laws for _, port in law}
         if op.kind in _INVARIANT:
-            named.add(OpPort("x", 0))
-    return [*laws, *(((1, port),) for port in ports if port not in named)]
+            constrained.add(OpPort("x", 0))
+    return [*laws, *(((1, port),) for port in ports if port not in constrained)]
 
 
 def _candidate_laws(view: View, op: Op, ports: Sequence[OpPort]) -> Iterator[Law]:

@@ -24,10 +24,10 @@ from amp_rewrite.rewrite.shift.laws import Law, OpPort, laws_of
 from amp_rewrite.settings.choices import LARGEST_SHIFT
 
 _MAX_ROUNDS = 8
-"""Limit of passes over all relations; laws that do not hold after them need Muls."""
+"""Limit of passes over all relations; laws still violated after them need Muls."""
 
 ClassId = int
-"""One value of a class of values with the same exponent, which stands for the class."""
+"""One value of a class, representing all values with the same exponent."""
 
 
 class Relation(NamedTuple):
@@ -93,7 +93,7 @@ def value_at(op: Op, port: OpPort) -> ValueId | None:
 
 
 def _computed_terms(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]]:
-    """Return the terms of a law if all are about computed values; none if one is a constant or an attribute."""
+    """Return the terms of a law if all its values are computed; none if one is a constant or an attribute."""
     values = ((factor, value_at(op, port)) for factor, port in law)
     terms = [(factor, value) for factor, value in values if value is not None and view.constant(value) is None]
     return terms if len(terms) == len(law) else []
@@ -159,7 +159,7 @@ def plan_shift(
 ) -> ShiftPlan:
     """Plan exponents for values beyond the low type. O(values + relations).
 
-    `fits`: how measured values of the model round to the type.
+    `fits`: the rounding of the model's measured values to the type.
     """
     members = equations.members()
     demands: dict[ClassId, tuple[int, ValueId]] = {}
@@ -170,19 +170,19 @@ def plan_shift(
             continue
         exponent = needed_exponent(fit.absmax, request)
         if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < request.to.tiny * request.headroom:
-            refused[value] = f"too much range for any shift: 2^-{exponent} would be needed"
+            refused[value] = f"too much range for any shift: a factor of 2^-{exponent} would be needed"
         elif exponent > demands.get(root, (0, value))[0]:
             demands[root] = exponent, value
     for root in list(demands):
         if not equations.heavy[root] and equations.joints[root] >= len(members[root]):
-            refused[demands.pop(root)[1]] = "no product computes with it, and the shift needs Muls"
-    wanted = {root: request.exponent or exponent for root, (exponent, _) in demands.items()}
-    solved = solve_classes(equations, wanted)
+            refused[demands.pop(root)[1]] = "no product uses it, and the shift would need Muls"
+    demanded = {root: request.exponent or exponent for root, (exponent, _) in demands.items()}
+    solved = solve_classes(equations, demanded)
     exponents: dict[ValueId, int] = {}
     for value, exponent in ((value, exponent) for root, exponent in solved.items() for value in members[root]):
         fit = fits.get(value, Fit())
         in_range = exponent >= 0 or math.ldexp(fit.absmax, -exponent) * request.headroom <= request.to.max
-        if in_range and value_keeps(fit, exponent, request.to, flush=request.flush):
+        if in_range and value_fits(fit, exponent, request.to, flush=request.flush):
             exponents[value] = exponent
     regions = tuple(
         ShiftRegion(solved[root], value, overflowing[value].absmax, tuple(members[root]))
@@ -194,12 +194,12 @@ def plan_shift(
 # -- relations ---------------------------------------------------------------------------------------
 
 
-def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
-    """Return the wanted exponents of classes, and others implied by relations.
+def solve_classes(equations: Equations, demanded: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
+    """Return the demanded exponents of classes, and others implied by relations.
 
     A result follows its factors. A factor follows its result only if the result is shifted further.
     """
-    solved: Counter[ClassId] = Counter(wanted)
+    solved: Counter[ClassId] = Counter(demanded)
     for _ in range(_MAX_ROUNDS):
         previous = dict(solved)
         for relation in equations.relations:  # in the order of the ops, so that factors come before results
@@ -233,14 +233,14 @@ def _try_raise(equations: Equations, solved: Counter[ClassId], root: ClassId, ex
 class PortProblem:
     """The exponents at the ports of one op before its laws are solved.
 
-    `given`: the exponents of its computed inputs. `wanted`: those of its results. `knobs`: constants and attributes,
-    which can have any exponent that is `allowed`. `order`: the computed inputs, in the order in which they should get a
-    Mul. `lossy`: inputs that would lose precision if shifted further.
+    `inputs`: the exponents of its computed inputs. `results`: the planned exponents of its results. `free`: constants
+    and attributes, which can have any `allowed` exponent. `order`: the computed inputs, in the order in which they
+    should get a Mul. `lossy`: inputs that would lose precision if shifted further.
     """
 
-    given: Mapping[OpPort, int]
-    wanted: Mapping[OpPort, int]
-    knobs: Sequence[OpPort]
+    inputs: Mapping[OpPort, int]
+    results: Mapping[OpPort, int]
+    free: Sequence[OpPort]
     order: Sequence[OpPort]
     allowed: Callable[[OpPort, int], bool]
     lossy: Container[OpPort] = ()
@@ -252,22 +252,22 @@ def solve_ports(laws: Sequence[Law], problem: PortProblem) -> Mapping[OpPort, in
     If inputs and results conflict, a result is computed at another exponent, or an input gets a Mul. If there is no
     other solution, all exponents are 0.
     """
-    exponents: dict[OpPort, int] = {**problem.given, **problem.wanted}
+    exponents: dict[OpPort, int] = {**problem.inputs, **problem.results}
     changed: set[OpPort] = set()
     for law in laws:
         if not _complete(law, exponents, problem) and not _adjust(law, exponents, changed, problem):
             break
     else:
-        for knob in problem.knobs:
-            exponents.setdefault(knob, 0)
+        for port in problem.free:
+            exponents.setdefault(port, 0)
         if not any(sum(factor * exponents[port] for factor, port in law) for law in laws):
             return exponents
     ports = (port for law in laws for _, port in law)
-    return dict.fromkeys((*ports, *problem.given, *problem.wanted, *problem.knobs), 0)
+    return dict.fromkeys((*ports, *problem.inputs, *problem.results, *problem.free), 0)
 
 
 def _complete(law: Law, exponents: dict[OpPort, int], problem: PortProblem) -> bool:
-    """Set the missing exponents of constants and attributes in a law; True if the law holds then."""
+    """Set the missing exponents of constants and attributes in a law; True if the law then holds."""
     for factor, port in [term for term in law if term[1] not in exponents]:
         rest = sum(f * exponents.get(other, 0) for f, other in law)
         exponent = -rest // factor
@@ -280,9 +280,9 @@ def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], proble
     """Change the exponent of one port to satisfy a law; False if no port can change, or only an already changed one."""
     rest = sum(factor * exponents[port] for factor, port in law)
     terms = {port: factor for factor, port in law}
-    results = [port for port in terms if port in problem.wanted]
+    results = [port for port in terms if port in problem.results]
     inputs = [port for port in problem.order if port in terms]
-    equal = len(terms) == 2 and not sum(terms.values()) and not any(port in problem.knobs for port in terms)
+    equal = len(terms) == 2 and not sum(terms.values()) and not any(port in problem.free for port in terms)
     is_sum = len(terms) > 1 and not equal
     results_first = bool(results) and (rest * terms[results[0]] < 0 if is_sum else not inputs)
     if is_sum:
@@ -316,7 +316,7 @@ def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
         return all(np.array_equal(np.ldexp(values, exponent), chunk, equal_nan=True) for chunk, values in shifted)
 
 
-def constant_keeps(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
+def constant_fits(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
     """True if a constant times 2⁻ᵉ rounds to the low type with at most 10 % more error, and does not overflow."""
     if math.ldexp(fit.absmax, -exponent) > to.max >= fit.absmax:
         return False
@@ -334,7 +334,7 @@ def _error(exact: Array, to: DType, *, flush: bool) -> float:
         return float(np.linalg.norm(rounded - exact))
 
 
-def value_keeps(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
+def value_fits(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
     """True if a measured value times 2⁻ᵉ rounds with at most 10 % more error, judging by its counts.
 
     The counts give one point of the distribution, the share of elements below the smallest normal number. Magnitudes

@@ -123,7 +123,7 @@ def test_copies_between_the_softmax_and_its_products_are_fused(copy: str) -> Non
 ROWS_HIDDEN = "a row of its mask may hide every key"
 
 
-FROM_W = "the bias of its scores comes from w, which may hold −inf: NaN would become 0"
+FROM_W = "the bias of its scores comes from w, which may contain −inf: NaN would become 0"
 CAPPED = "its scores are capped by Tanh, and releases of the runtime differ in whether the mask comes first"
 BEYOND = "the bias of its scores reaches 3.4e+38, beyond the range of float16"
 FROM_U = FROM_W.replace("from w", "from u")
@@ -134,7 +134,7 @@ NARROW = "its mask does not cover every query and every key"
 WEIGHTED_IN_A_BODY = """p = Softmax (z)  y = If (c) <
     then_branch = t () => (float[2,2,3,6] o) { h = Identity (p)  o = MatMul (h, v) },
     else_branch = e () => (float[2,2,3,6] u) { u = RandomNormal <shape = [2, 2, 3, 6]> () }>"""
-FOREIGN = "its mask is not known to have the batch, heads and length of its queries, or one"
+FOREIGN = "its mask is not known to have the batch, heads and length of its queries, or 1 in their place"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         ),
         (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
         (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
-        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores with what is not a mask"),
+        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores, but is not a mask"),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
         (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
         (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),

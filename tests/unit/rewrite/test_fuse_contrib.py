@@ -104,13 +104,13 @@ def test_shapes_computed_for_a_reshape_are_known_from_opset_13_on() -> None:
     assert kinds(fused(model)[0])[-1] == "SkipLayerNormalization"
 
 
-UNEQUAL = "the summands are not known to have the same shape, or the second to lack only the batch"
+UNEQUAL = "its summands are not known to have the same shape, except for a missing batch in the second"
 
 
 ROWS = "float[3,4] x, float[3,4] z"
 SKIPPED: dict[str, tuple[str, str]] = {
     "not all of it is float32": ("n = Add (x, z)  t = Cast <to = 1> (n)  " + NORM, "int64[2,3,4] x, int64[2,3,4] z"),
-    "what is normalized is not known to have two or three axes, the last of known size": (
+    "its input is not known to have two or three axes, with a last one of known size": (
         SUM + NORM,
         "float[5,2,3,4] x, float[5,2,3,4] z",
     ),
@@ -320,7 +320,7 @@ WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCOR
         (HIDDEN, EDGES + ", bool[3,5] mask", "its mask lacks the axes of batch and heads"),
         (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, but not in each head"),
         # the kernel refuses them
-        (WIDER, EDGES, "its values are not as wide as its keys, but have their heads split off"),
+        (WIDER, EDGES, "its values differ from its keys in width, but have separate heads"),
     ],
 )
 def test_near_misses_of_an_attention_stay(body: str, inputs: str, why: str) -> None:

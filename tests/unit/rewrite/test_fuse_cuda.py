@@ -432,7 +432,7 @@ def test_a_bias_before_a_table_is_folded_into_its_rows(text: str, adds: int) -> 
 def test_a_table_that_would_overflow_with_the_bias_stays() -> None:
     large = {"table": np.full((1, 6, 8), 6e4, np.float32), "bq": np.full(8, 6e3, np.float32)}
     _, said = fused(model(TABLED, shapes=JOINED_TOKENS, **large))
-    assert "the table with the bias in it would leave the range of float16" in str(said)
+    assert "the table with the added bias would leave the range of float16" in str(said)
 
 
 # -- rows of a mask --------------------------------------------------------------------------------

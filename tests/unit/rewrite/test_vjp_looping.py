@@ -224,7 +224,7 @@ def test_a_value_returned_twice_by_a_branch_is_refused() -> None:
     )
 
 
-DRAWS = "RandomNormalLike_{}', which would draw other numbers in the backward pass; move it out of the {}"
+DRAWS = "RandomNormalLike_{}', which would draw different numbers in the backward pass; move it out of the {}"
 DRAWN = """
 y = If (yes) <
   then_branch = then () => (float[3] t) { n = RandomNormalLike (h0)  t = Mul (h0, n) },
@@ -241,7 +241,7 @@ y = If (yes) <
         (
             SEQUENCE,
             "Loop_1",
-            "no gradient through 's', which its steps carry and which is not a tensor; carry a tensor",
+            "no gradient through 's', a carried value that is not a tensor; carry a tensor",
         ),
     ],
     ids=["random numbers in a loop", "random numbers in a branch", "a sequence"],

@@ -41,15 +41,15 @@ def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
             f"gradients need ai.onnx opset {FIRST_SCATTER_ADD}, but this model has opset {opset} and cannot be"
             f" moved there: {moved}; export it again"
         )
-    note = f"the step is at ai.onnx opset {FIRST_SCATTER_ADD}, whose ScatterND adds gradients; the model at {opset}"
+    note = f"the step uses ai.onnx opset {FIRST_SCATTER_ADD}, whose ScatterND adds gradients; the model has {opset}"
     return moved.model, (note,)
 
 
-# -- bodies of our own -----------------------------------------------------------------------------
+# -- our own bodies --------------------------------------------------------------------------------
 
 
 def _batch_norm(v: Forward) -> list[str]:
-    """Normalize by given statistics or by the mean and biased variance of the batch, in the type of the statistics.
+    """Normalize by the running statistics or by the batch's mean and biased variance, in the type of the statistics.
 
     The running statistics are updated with weight 1 − momentum, as in the standard.
     """
@@ -248,10 +248,10 @@ class _Layer(Forward):
         return [self.b.squeeze(part, [0]) for part in parts]
 
     def directions_of_layer(self) -> list[_Direction]:
-        refused = [name for name in _UNSUPPORTED if self.attr(name)]
-        refused += ["peepholes"] if self.has(_PEEPHOLES) else []
-        if refused:
-            raise self.error(f"no gradient with {refused[0]}; use a layer without it")
+        unsupported = [name for name in _UNSUPPORTED if self.attr(name)]
+        unsupported += ["peepholes"] if self.has(_PEEPHOLES) else []
+        if unsupported:
+            raise self.error(f"no gradient with {unsupported[0]}; use a layer without it")
         biases, names = self._each(_B), [w.decode() for w in self.attr("activations", [])]
         for name in names:
             if name.lower() not in _ACTIVATIONS:
@@ -359,9 +359,9 @@ _DOMAIN = "amp_rewrite.bodies"
 
 
 def with_bodies(view: View, ops: Collection[OpId]) -> Model:
-    """Return the model of a view with these ops replaced by function bodies; value names stay.
+    """Return the model of a view with these ops replaced by function bodies, under the same value names.
 
-    GradientError if an op with its attributes has no body.
+    GradientError if onnx cannot build the body of an op.
     """
     proto = clone(view.model.proto)
     functions: list[FunctionProto] = []
@@ -412,5 +412,5 @@ def _type(view: View, op: Op, slot: int) -> TypeProto:
     if value is None or vtype is None or vtype.dtype is None:
         return TypeProto()
     if vtype.container != TENSOR:
-        raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}; only tensors have gradients, replace the op")
+        raise ModelError(f"node {op.name!r} ({op.kind}) reads a {vtype}; only tensors have gradients; replace the op")
     return onnx.helper.make_tensor_type_proto(vtype.dtype.code, shapes_of(view).get(value))

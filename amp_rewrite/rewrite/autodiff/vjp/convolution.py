@@ -55,7 +55,7 @@ class Window:
         sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, strict=True)
         return [n + f + e - (o - 1) * s for n, f, e, o, s in sizes]
 
-    def input_grad(self, v: Call, narrow: str, weight_grad: str, like: str) -> str:
+    def input_grad(self, v: Call, narrow: str, weight: str, like: str) -> str:
         """Append the input gradient of a convolution: add each narrow element, times the weight, to its window.
 
         `weight` is [channels, wide channels per group, kernel…]. The result has the spatial dims of `like`, the wide
@@ -64,19 +64,19 @@ class Window:
         attributes: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
         attributes["kernel_shape"] = self.kernel
         if self._last_extent is None:  # crop the padding in front, and crop or pad the end to the dims of `like`
-            spread = v.do("ConvTranspose", narrow, weight_grad, **attributes)
+            spread = v.do("ConvTranspose", narrow, weight, **attributes)
             dims = [v.shape_part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, spread)]
             front = v.b.ints(self.front)
             end = v.b.op("Add", v.b.op("Sub", *dims), front)
             none = v.b.ints([0, 0])
             return v.do("Pad", spread, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
-        # the window's own padding leaves a rest at the end; CUDA kernels do not support uneven padding
-        rest = [r - span for r, span in zip(self._last_extent, self.spans, strict=True)]
-        # a negative rest means windows beyond the padding, as in a pool with ceil_mode
-        back = [e + max(-r, 0) for e, r in zip(self.back, rest, strict=True)]
-        rest = [max(r, 0) for r in rest]
-        attributes.update(pads=[*self.front, *back], output_padding=rest if any(rest) else None)
-        return v.do("ConvTranspose", narrow, weight_grad, **attributes)
+        # the window's own padding leaves a remainder at the end; CUDA kernels do not support uneven padding
+        remainder = [r - span for r, span in zip(self._last_extent, self.spans, strict=True)]
+        # a negative remainder means windows beyond the padding, as in a pool with ceil_mode
+        back = [e + max(-r, 0) for e, r in zip(self.back, remainder, strict=True)]
+        remainder = [max(r, 0) for r in remainder]
+        attributes.update(pads=[*self.front, *back], output_padding=remainder if any(remainder) else None)
+        return v.do("ConvTranspose", narrow, weight, **attributes)
 
     def weight_grad(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
         """Append the weight gradient of a convolution: for each tap, sum narrow elements times the values they read.
@@ -110,16 +110,16 @@ class Window:
         apart = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
         return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
 
-    def _weight_by_conv(self, v: Call, wide: str, narrow: str, each: int) -> str:
+    def _weight_by_conv(self, v: Call, wide: str, narrow: str, channels: int) -> str:
         """Append one convolution with the narrow tensor as its weight.
 
         Batch and channels are exchanged, and so are strides and dilations.
         """
         spatial = range(2, 2 + self.rank)
         swap = [1, 0, *spatial]
-        x, weight_grad = self._exchanged(v, wide, each), v.do("Transpose", narrow, perm=swap)
+        x, weight = self._exchanged(v, wide, channels), v.do("Transpose", narrow, perm=swap)
         exchanged = {"strides": self.dilations, "dilations": self.strides}
-        taps = v.do("Conv", x, weight_grad, **exchanged, pads=self.pads, group=self.group)
+        taps = v.do("Conv", x, weight, **exchanged, pads=self.pads, group=self.group)
         # the convolution has extra taps unless the windows end where the padded tensor ends
         extents = self._last_extent or [0] * self.rank
         if any((r - 1) // d + 1 != k for r, d, k in zip(extents, self.dilations, self.kernel, strict=True)):
@@ -127,16 +127,16 @@ class Window:
             taps = v.do("Slice", taps, v.b.ints([0] * self.rank), limits, v.b.ints(spatial))
         return v.do("Transpose", taps, perm=swap)
 
-    def _exchanged(self, v: Call, wide: str, each: int) -> str:
-        """Exchange batch and the `each` channels of every group: [each, group × batch, …]."""
+    def _exchanged(self, v: Call, wide: str, channels: int) -> str:
+        """Exchange the batch and the channels of each group: [channels per group, group × batch, …]."""
         spatial = range(2, 2 + self.rank)
         if self.group == 1:
             return v.do("Transpose", wide, perm=[1, 0, *spatial])
         shape = v.b.op("Shape", wide)
         batch, dims = v.shape_part(shape, 0, 1), v.shape_part(shape, 2, 2 + self.rank)
-        apart = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, each]), dims, axis=0))
+        apart = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, channels]), dims, axis=0))
         turned = v.do("Transpose", apart, perm=[2, 1, 0, *range(3, 3 + self.rank)])
-        return v.b.reshape(turned, v.b.op("Concat", v.b.ints([each, -1]), dims, axis=0))
+        return v.b.reshape(turned, v.b.op("Concat", v.b.ints([channels, -1]), dims, axis=0))
 
 
 def window_without_pads(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
@@ -203,7 +203,7 @@ def _conv_bias(v: Call, slot: int) -> str:
 def _transposed(v: Call) -> Window:
     """Return the window of a ConvTranspose. It is the input gradient of a Conv, so its output is the wide tensor.
 
-    With `auto_pad` or `output_shape`, the padding is what exceeds the output.
+    With `auto_pad` or `output_shape`, the padding is the excess over the output.
     """
     kernel = v.dims(1, _PURPOSE)[2:]
     plain = window_without_pads(v, kernel, wide=v.out_shape, narrow=v.shape(0))

@@ -96,7 +96,7 @@ def _as_matrix(v: Call, x: str, last: int | str | None, fallback: int | str | No
     size = next((d for d in (last, fallback) if isinstance(d, int)), None)
     if size is not None and size > 0:
         return v.b.reshape(x, [-1, size])
-    # a dim of −1 does not work with a dim that is 0 or unknown, so multiply the dims
+    # Reshape does not support −1 next to a dim that is 0 or unknown, so multiply the dims
     shape = v.do("Shape", x)
     ends = [v.shape_part(shape, 0, -1), v.shape_part(shape, -1, 1 << 62)]
     return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
@@ -128,7 +128,7 @@ def _resize(v: Call, slot: int) -> str:
     cropped = v.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
     if cropped or v.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise v.error(
-            "no gradient with tf_crop_and_resize or keep_aspect_ratio_policy; compute the region and the sizes"
+            "no gradient with tf_crop_and_resize or keep_aspect_ratio_policy; crop and compute the sizes with other ops"
         )
     rank, gradient = v.rank(), v.g
     for axis in _resized_axes(v):

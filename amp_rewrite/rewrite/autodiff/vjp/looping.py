@@ -37,7 +37,7 @@ def check_no_random_ops(v: Call, scope: ScopeId, where: str) -> None:
     for op in (view.ops[op_id] for body in nested_scopes(view, [scope]) for op_id in view.scopes[body].ops):
         if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
             raise v.error(
-                f"its {where} has {op.op_type} {op.name!r}, which would draw other numbers in the backward pass;"
+                f"its {where} has {op.op_type} {op.name!r}, which would draw different numbers in the backward pass;"
                 f" move it out of the {where}"
             )
 
@@ -45,7 +45,7 @@ def check_no_random_ops(v: Call, scope: ScopeId, where: str) -> None:
 def output_gradients(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """Return the gradients of a body's outputs by name.
 
-    GradientError if a value is an output twice: onnxruntime does not write the second one.
+    GradientError if a body outputs a value twice: onnxruntime does not write the second copy.
     """
     by_name: dict[str, str] = {}
     for name, gradient in pairs:
@@ -160,10 +160,10 @@ def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequenc
         wrt = [ids[name] for name in (*sources, *[c.before for c in current])]
         reached = paths(view, scope, ends, wrt, {}).reached
         tensors = [c for c in steps.carried if _is_tensor(v, ids[c.before])]
-        grown = [c for c in tensors if c in current or ids[c.after] in reached]
-        if len(grown) == len(current):
+        extended = [c for c in tensors if c in current or ids[c.after] in reached]
+        if len(extended) == len(current):
             return tuple(current)
-        current = grown
+        current = extended
 
 
 def _is_tensor(v: Call, value: ValueId) -> bool:
@@ -267,9 +267,7 @@ def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
     for name in (*steps.control, *[c.before for c in steps.carried]):
         if name in needed:
             if not _is_tensor(v, inner.ids[name]):
-                raise v.error(
-                    f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
-                )
+                raise v.error(f"no gradient through {name!r}, a carried value that is not a tensor; carry a tensor")
             output = declared_like(inner, v.b.fresh(f"{name}_before"), name)
             graph.node.append(identity(name, output.name))
             graph.output.append(output)

@@ -36,7 +36,6 @@ def scatter(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str
 
     Low types are summed in float32: the sum may have many terms, and no CPU kernel adds in a low type.
     """
-
     own = v.dtype(0)
     dtype = DType.FLOAT if own.low and repeats else own
     wide, reduction = v.b.cast(g, dtype, of=own), "add" if repeats else None
@@ -93,7 +92,7 @@ def _gather_nd(v: Call, slot: int) -> str:
 
 
 def _scatter_data(v: Call, slot: int) -> str:
-    """Append the gradient of the data: zero for overwritten elements, everything for reduction add."""
+    """Append the gradient of the data: zero for overwritten elements, and unchanged for reduction add."""
     reduction = _reduction(v)
     if reduction in _EXTREMES:
         return _extreme_gradients(v)[0]
@@ -181,7 +180,7 @@ def _pad_value(v: Call, slot: int) -> str:
     """Append the gradient of the fill value: the sum over the padding."""
     if v.attr("mode", "constant") != "constant":
         return v.zeros(slot)
-    totals = [v.b.reduce("ReduceSum", shape_part, None, keepdims=False) for shape_part in (v.g, _pad(v, 0))]
+    totals = [v.b.reduce("ReduceSum", x, None, keepdims=False) for x in (v.g, _pad(v, 0))]
     return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 

@@ -8,7 +8,7 @@ A row has one entry per formal input (`row(…)`). An entry is one of
 - `Joint()`: the row's `together` computes it along with other inputs and captured values (Scan, Loop).
 
 `v` is the op (`Call`): `v.g` is the gradient of its first output, `v.x(i)` and `v.y(i)` are names of inputs and
-outputs; there are `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`. `v.do(op, …)`
+outputs; see also `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`. `v.do(op, …)`
 appends an op, with numbers as constants of the input's type. `v.b` is the `Builder`, with methods for forms that differ
 between opsets. Equal nodes are appended once, so the entries of a row can repeat common terms.
 `v.sum_to(gradient, slot)` reverses a broadcast; `v.divided(gradient, count)` divides for a mean. Dims can be symbolic
@@ -122,11 +122,11 @@ class Forward:
     def shape(self, slot: int) -> Shape | None:
         return self.b.shape(self.x(slot))
 
-    def dims(self, slot: int, what: str) -> tuple[int, ...]:
-        """Return the fixed shape of an input; if dims are unknown, GradientError with the purpose `what`."""
+    def dims(self, slot: int, purpose: str) -> tuple[int, ...]:
+        """Return the fixed shape of an input; if dims are unknown, GradientError with the purpose of the shape."""
         dims = fixed_dims(self.shape(slot))
         if dims is None:
-            raise self.error(f"{what} needs the shape of input {self.x(slot)!r}; declare fixed dims for the inputs")
+            raise self.error(f"{purpose} needs the shape of input {self.x(slot)!r}; declare fixed dims for the inputs")
         return dims
 
     def rank(self, slot: int = 0) -> int:
@@ -287,7 +287,7 @@ STOP = "amp_rewrite.stop_gradient"
 class Paths:
     """The ops of one scope through which gradients pass, and the values that receive them.
 
-    `slots`: the input slots of each op that need a gradient. `captured`: the values that its bodies read from outside.
+    `slots`: for each op, the input slots that need a gradient. `captured`: the values read from outside by its bodies.
     """
 
     view: View

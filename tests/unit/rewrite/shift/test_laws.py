@@ -21,7 +21,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize
 from amp_rewrite.rewrite.shift.emit import refusal
 from amp_rewrite.rewrite.shift.laws import kinds
-from amp_rewrite.rewrite.shift.plan import MAX_ADDED_ERROR, constant_keeps, is_exact, value_keeps
+from amp_rewrite.rewrite.shift.plan import MAX_ADDED_ERROR, constant_fits, is_exact, value_fits
 from amp_rewrite.settings.request import Request
 from support import cases as texts
 from support.one_op import Case, cases
@@ -344,12 +344,12 @@ def added(array: Array, exponent: int, *, flush: bool) -> float:
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0, 1e4])
 def test_counts_distinguish_shifts_that_lose_digits(size: float, flush: bool) -> None:
     array = (NORMAL * size).astype(np.float32).astype(np.float64)
-    told = [e for e in range(40) if value_keeps(fit_of(array), e, TO, flush=flush)]
+    told = [e for e in range(40) if value_fits(fit_of(array), e, TO, flush=flush)]
     kept = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MAX_ADDED_ERROR]
     assert told == list(range(len(told)))
     assert kept[-1] - 6 <= told[-1] <= kept[-1]
     parts = np.split(array.astype(np.float32), [5000])
-    assert [e for e in range(1, 40) if constant_keeps(parts, fit_of(array), e, TO, flush=flush)] == kept[1:]
+    assert [e for e in range(1, 40) if constant_fits(parts, fit_of(array), e, TO, flush=flush)] == kept[1:]
 
 
 @pytest.mark.parametrize(
@@ -363,14 +363,14 @@ def test_counts_distinguish_shifts_that_lose_digits(size: float, flush: bool) ->
     ],
 )
 def test_without_small_numbers_a_shift_keeps_all_digits(fit: Fit, exponent: int, keeps: bool) -> None:
-    assert value_keeps(fit, exponent, TO, flush=False) is keeps
+    assert value_fits(fit, exponent, TO, flush=False) is keeps
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_a_constant_must_stay_in_its_range(size: int) -> None:
     constant = np.full(size, 0.5, np.float32)
     constant[size // 3] = 2  # of a large one, a sample is rounded
-    keeps = [constant_keeps([constant], fit_of(constant), e, TO, flush=False) for e in (-14, -15)]
+    keeps = [constant_fits([constant], fit_of(constant), e, TO, flush=False) for e in (-14, -15)]
     assert keeps == [True, False]
 
 
