@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from amp_rewrite.errors import by_kind
-from amp_rewrite.reports.render import harmless, plain, wrap
+from amp_rewrite.reports.render import escape_commands, plain, wrap
 
 if TYPE_CHECKING:
     from amp_rewrite.errors import Finding
@@ -48,7 +48,7 @@ def columns(stream: TextIO) -> int | None:
 
 def show(text: str, *, commands: bool = False) -> None:
     """Print a result to stdout. `commands`: allow commands for a CI runner."""
-    _write(text if commands else harmless(text), sys.stdout)
+    _write(text if commands else escape_commands(text), sys.stdout)
 
 
 def talk(text: str, *, quiet: bool) -> None:
@@ -56,7 +56,7 @@ def talk(text: str, *, quiet: bool) -> None:
     if quiet:
         return
     try:
-        _write(harmless(plain(text)), sys.stderr)
+        _write(escape_commands(plain(text)), sys.stderr)
     except OSError:
         silence(sys.stderr)
 

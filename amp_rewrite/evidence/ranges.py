@@ -226,7 +226,7 @@ def _ranges(loaded: object) -> Ranges:
         if {"totals", "rows"} <= loaded.keys():
             raise Malformed("is a conversion report, not a ranges file")
         if (schema := loaded.get("schema")) != SCHEMA:
-            raise Malformed(f"is {schema!r:.20}, this version reads {SCHEMA}", ".schema")
+            raise Malformed(f"is {schema!r:.20}, but this version reads {SCHEMA}", ".schema")
     ranges: Ranges = _RANGES(loaded)
     return ranges
 
@@ -252,10 +252,10 @@ def _low_type(value: object) -> str:
     return str(value)
 
 
-_NUMBERS = record(Range, dict.fromkeys(("absmax", "absmin"), _size), needed=tuple(part.name for part in fields(Range)))
+_NUMBERS = record(Range, dict.fromkeys(("absmax", "absmin"), _size), required=tuple(f.name for f in fields(Range)))
 _RANGES = record(
     Ranges,
     {"schema": reader_of(int), "to": _low_type, "values": map_of(_range)},
-    needed=("schema", *(part.name for part in fields(Ranges))),
+    required=("schema", *(f.name for f in fields(Ranges))),
     make=lambda schema, **known: Ranges(**known),
 )

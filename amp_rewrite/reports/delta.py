@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"
-"""The word of a check for ops that are float32 in B alone: raised, or added in float32."""
+"""The kind for ops that are float32 only in B: raised, or added in float32."""
 _ROOM = 60_000  # a comment on GitHub holds 65536 characters
 _MARKDOWN_CELL = 200
 _ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others
@@ -30,19 +30,20 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Delta(Result):
-    """Differences of B from A. `settings` explain them, but do not count as differences.
+    """Differences between two models, A and B.
 
     Attributes:
         a: name of A.
         b: name of B.
-        changes: ops that differ, in the order of `KINDS`.
-        casts: Casts that differ.
-        settings: name, value in A, value in B; they explain differences, but do not count as such.
-        alike: number of ops that compute the same from the same ops.
-        ops: number of ops of the larger model.
-        unrelated: True if so few are alike that these are two models, not two versions of one.
-        report: that of B, for a page; None for a difference that was made by hand.
-        view: model B, for a page, where it is there.
+        changes: changed ops, in the order of `KINDS`.
+        casts: casts in only one of the models.
+        settings: name, value in A and value in B of each setting that differs. Settings explain differences, but do
+            not count as differences.
+        alike: number of ops that match, and whose inputs match.
+        ops: number of ops in the larger model.
+        unrelated: True if too few ops match for two versions of one model.
+        report: the report of B, for the page, if available.
+        view: the view of B, for the page, if available.
     """
 
     a: str
@@ -74,7 +75,7 @@ class Delta(Result):
         """True if there is a difference of one of these kinds; of any kind if none is named.
 
         Args:
-            kinds: kinds of differences; "float32" stands for ops that are raised, or added in float32.
+            kinds: kinds of differences; "float32" selects ops that are raised, or added in float32.
 
         Raises:
             PolicyError: a kind is unknown.
@@ -103,7 +104,7 @@ class Delta(Result):
         return table, marked_graph(self.report, self.view, by_vertex, added)
 
     def summary(self) -> str:
-        """Return one line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""
+        """Return one line, such as "2 lowered, 1 added, casts +3 -1" or "no difference"."""
         parts = [f"{number} {kind}" for kind, number in self.counts.items() if number and kind != "casts"]
         if self.casts:
             signs = Counter(cast.sign for cast in self.casts)
@@ -114,9 +115,9 @@ class Delta(Result):
         """Return the differences in one form.
 
         Args:
-            form: "text", "json", "markdown" or "github", which marks failures of a check.
+            form: "text", "json", "markdown" or "github".
             fail_on: as in `github`.
-            verbose: as in `text`; the other forms name each op.
+            verbose: as in `text`; the other forms always name each op.
         """
         if form == "text":
             return self.text(verbose=verbose)
@@ -128,10 +129,10 @@ class Delta(Result):
         """Return the differences as text: a summary by type, or with `verbose` each op. Ends with a newline."""
         if not self.differs:
             return "no difference\n"
-        strangers = f"{self.a} and {self.b} are unrelated models: {self.alike} of {count(self.ops, 'op')} agree"
+        notice = f"{self.a} and {self.b} are unrelated models: {self.alike} of {count(self.ops, 'op')} agree"
         if self.unrelated and not verbose:
-            return plain(f"{strangers}; --verbose compares them anyway") + "\n"
-        lines = [plain(strangers)] if self.unrelated else []
+            return plain(f"{notice}; --verbose compares them anyway") + "\n"
+        lines = [plain(notice)] if self.unrelated else []
         lines += [self.summary(), *table([(f"{name}:", f"{a} → {b}") for name, a, b in self.settings])]
         return "\n".join([*lines, *(self._each() if verbose else self._by_type())]) + "\n"
 
@@ -144,7 +145,7 @@ class Delta(Result):
             yield from table([(c.sign, c.scope + c.value, f"{c.before} → {c.after}", c.why) for c in self.casts])
 
     def _by_type(self) -> Iterator[str]:
-        """Yield a table for each kind: how many ops of a type changed in the same way, the most frequent first."""
+        """Yield a table for each kind, with the number of equal changes by op type, the most frequent first."""
         groups = {
             kind: Counter(("", change.op, change.types, change.variable) for change in changes)
             for kind, changes in self._by_kind().items()
@@ -169,23 +170,23 @@ class Delta(Result):
         return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
-        """Return a section for a comment on a pull request, with as many ops as fit. Ends with a newline."""
+        """Return Markdown for a comment on a pull request, with as many ops as fit. Ends with a newline."""
         lines = [f"**Precision: {self.summary()}**"]
         rows = [[cut(cell, _MARKDOWN_CELL) for cell in row] for row in self._rows()]
         if rows:
             drawn = markdown_table(("change", "op", "type", "dtype", "why"), rows)
-            ends = accumulate(len(line.encode()) + 1 for line in drawn)  # a comment has so many bytes
+            ends = accumulate(len(line.encode()) + 1 for line in drawn)  # the limit is in bytes
             fitting = [line for i, (line, end) in enumerate(zip(drawn, ends, strict=True)) if i < 2 or end <= _ROOM]
             lines += ["", *fitting]
-            left = len(rows) - (len(lines) - 4)
-            lines += ["", f"… and {left} more."] if left else []
+            omitted = len(rows) - (len(lines) - 4)
+            lines += ["", f"… and {omitted} more."] if omitted else []
         return "\n".join(lines) + "\n"
 
     def github(self, fail_on: Collection[str] | None = None) -> str:
         """Return annotations, one per difference: errors for failing kinds, warnings for others.
 
         Args:
-            fail_on: as in `fails`: empty means every kind; None means that no kind fails.
+            fail_on: as in `fails`; if empty, every kind fails; if None, no kind fails.
         """
         failing = () if fail_on is None else fail_on or KINDS
         marks: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
@@ -198,8 +199,8 @@ class Delta(Result):
         lines = []
         for level, texts in marks.items():
             lines += [annotation(level, message, {"title": title}) for title, message in texts[:_ANNOTATIONS]]
-            left = len(texts) - _ANNOTATIONS
-            lines += [annotation(level, f"and {left} more", {})] if left > 0 else []
+            omitted = len(texts) - _ANNOTATIONS
+            lines += [annotation(level, f"and {omitted} more", {})] if omitted > 0 else []
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
@@ -210,9 +211,9 @@ class Delta(Result):
         return {kind: list(group) for kind, group in groupby(self.changes, key=lambda change: change.kind)}
 
 
-def _encoded(change: Change | CastChange, but: str) -> dict[str, object]:
+def _encoded(change: Change | CastChange, omit: str) -> dict[str, object]:
     encoded = asdict(change)
-    del encoded[but]
+    del encoded[omit]
     return encoded
 
 

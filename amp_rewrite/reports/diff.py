@@ -18,28 +18,27 @@ from amp_rewrite.settings.request import RECORDED
 
 _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
 _FEWEST = 5
-"""Ops of the larger model from which on two models can be called unrelated."""
+"""Minimum size of the larger model, in ops, to call two models unrelated."""
 _RELATED, _NAMESAKES = 0.25, 0.05
-"""Share of the larger model's ops that two versions of one model have in common at least, and with equal names of
-inputs and outputs. Of the shipped models, 436 of 442 pairs of different architectures have less, and all 310 pairs of
-one and what a conversion made of it have more."""
+"""Minimum share of the larger model's ops in common for two versions of one model: in general, and with equal names of
+inputs and outputs. Of the shipped models, 436 of 442 pairs of different architectures have less in common, and all 310
+pairs of a model and its conversion have more."""
 
 
 @gc_paused()
 def diff(a: ReportSource, b: ReportSource) -> Delta:
-    """Return the differences of B from A. Both are reports, results of conversions, or models; or paths of such.
+    """Return the differences between A and B: reports, results of conversions, models, or paths to these.
 
-    Renamed ops, and ops beside inserted ones, are recognized by what they compute from and for; an op that
-    cannot be recognized counts as removed and added. Constants and copies are values here, not ops, and casts between
-    floats count as casts, whether a conversion would insert them or the model has them as nodes. An op from which no
-    output is computed does not count.
+    Renamed ops, and neighbors of inserted ops, are recognized by the ops upstream and downstream; an unrecognized op
+    counts as removed and added. Constants and copies count as values, not as ops. Casts between floats count as casts,
+    whether inserted by a conversion or nodes of the model. Ops without an effect on an output do not count.
 
     Args:
-        a: the report of the older model.
-        b: the report of the newer one.
+        a: the older model, or its report.
+        b: the newer model, or its report.
 
     Returns:
-        The differences, which print as text, JSON, Markdown or annotations of GitHub.
+        The differences, to print as text, JSON, Markdown or GitHub annotations.
 
     Example:
         >>> import amp_rewrite
@@ -50,16 +49,16 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     (a, _), (b, view) = report_and_view(a), report_and_view(b)
     mine, theirs = live(a), live(b)
     to_b = dict(match(a, b))
-    kept = set(to_b.values())
+    matched = set(to_b.values())
     changes = [*_port_changes(a, b, mine, theirs)]
     changes += [change for i, j in to_b.items() for change in _changes(a.rows[i], b.rows[j], j)]
-    for vertex, row in ((j, b.rows[j]) for j in theirs if j not in kept):
+    for vertex, row in ((j, b.rows[j]) for j in theirs if j not in matched):
         changes.append(Change("added", row.path, row.op, row.scope, after=row.dtype, why=row.why, vertex=vertex))
     for row in (a.rows[i] for i in mine if i not in to_b):
         changes.append(Change("removed", row.path, row.op, row.scope, before=row.dtype))
     changes.sort(key=lambda change: KINDS.index(change.kind))
     alike, ops = _alike(a, b, to_b), max(len(mine), len(theirs))
-    least = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
+    minimum = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
     return Delta(
         a.model.name,
         b.model.name,
@@ -68,14 +67,14 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         _settings(a, b),
         alike=alike,
         ops=ops,
-        unrelated=ops >= _FEWEST and alike < least * ops,
+        unrelated=ops >= _FEWEST and alike < minimum * ops,
         report=b,
         view=view,
     )
 
 
 def _alike(a: Report, b: Report, to_b: Mapping[int, int]) -> int:
-    """Return the number of pairs with the same pairs as inputs."""
+    """Count the matched ops with matched inputs."""
 
     def read(report: Report, row: int, names: Mapping[int, int]) -> list[int]:
         return [names.get(source, source) if source >= 0 else NO_ROW for source in report.rows[row].reads]
@@ -91,7 +90,7 @@ def _interface(report: Report) -> set[str]:
 
 
 def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
-    """Yield the first change of each kind: of types of variables, or of the op if the two share none, then of slots."""
+    """Yield the first change of each kind: of shared type variables, or of the op without any, then of slots."""
     shared = [name for name in before.variables if name in after.variables]
     several = len(after.variables) > 1
     moves = [(name if several else "", before.variables[name], after.variables[name]) for name in shared]
@@ -100,7 +99,7 @@ def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
         for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
             if was and now and "unknown" not in was + now:
                 moves.append((f"{side} {slot}", was, now))
-        if "::" in before.op and _ports(mine) != _ports(theirs):  # its schema may not know those that only one has
+        if "::" in before.op and _present(mine) != _present(theirs):  # without a schema, operands may not be optional
             moves.append((f"{side}s", ", ".join(mine), ", ".join(theirs)))
     changed: dict[str, tuple[str, str, str]] = {}
     for name in sorted({*before.attributes, *after.attributes}, reverse=True):
@@ -113,11 +112,11 @@ def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
         yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why, vertex)
 
 
-def _ports(types: Collection[str]) -> list[bool]:
-    there = [bool(dtype) for dtype in types]
-    while there and not there[-1]:
-        there.pop()
-    return there
+def _present(types: Collection[str]) -> list[bool]:
+    present = [bool(dtype) for dtype in types]
+    while present and not present[-1]:
+        present.pop()
+    return present
 
 
 _TYPE = re.compile(r"\w+")
@@ -145,12 +144,12 @@ def _port_changes(a: Report, b: Report, mine: Collection[int], theirs: Collectio
                 former = before[i].name if before[i].name != after[j].name else ""
                 name = after[j].name
                 yield Change(_kind(was, now), name, what, before=was, after=now, was=former, vertex=first + j)
-        kept = {i for i, _ in pairs}, {j for _, j in pairs}
+        matched = {i for i, _ in pairs}, {j for _, j in pairs}
         for i, port in enumerate(before):
-            if i not in kept[0] and (what == "graph output" or FIRST_INPUT - i in used[0]):
+            if i not in matched[0] and (what == "graph output" or FIRST_INPUT - i in used[0]):
                 yield Change("removed", port.name, what, before=port.dtype)
         for j, port in enumerate(after):
-            if j not in kept[1] and (what == "graph output" or FIRST_INPUT - j in used[1]):
+            if j not in matched[1] and (what == "graph output" or FIRST_INPUT - j in used[1]):
                 yield Change("added", port.name, what, after=port.dtype, vertex=first + j)
         first += len(after)
 
@@ -159,12 +158,12 @@ def _cast_changes(a: Report, b: Report, to_b: Mapping[int, int]) -> Iterator[Cas
     mine, theirs = _casts(a, to_b), _casts(b, {j: j for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
     missing = [cast for key, group in mine.items() for cast in group[len(theirs.get(key, ())) :]]
-    renamed = _loose(extra) & _loose(missing)
+    loose = _loose(extra) & _loose(missing)
     for sign, casts in (("+", extra), ("-", missing)):
-        quiet = Counter(renamed)
+        renames = Counter(loose)
         for place, cast in casts:
-            if cast.after < 0 and quiet[cast.from_, cast.to] > 0:
-                quiet[cast.from_, cast.to] -= 1
+            if cast.after < 0 and renames[cast.from_, cast.to] > 0:
+                renames[cast.from_, cast.to] -= 1
             else:
                 at = place if sign == "+" else None
                 yield CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason, at)
@@ -175,18 +174,18 @@ _Cast = tuple[int, CastRow]
 
 
 def _loose(casts: Iterable[_Cast]) -> Counter[tuple[str, str]]:
-    """Return the types of casts of constants and inputs: pairs of them are one cast under two names."""
+    """Count casts of constants and inputs by their types; one on each side is one cast under two names."""
     return Counter((cast.from_, cast.to) for _, cast in casts if cast.after < 0)
 
 
 def _casts(report: Report, names: Mapping[int, int]) -> dict[Hashable, list[_Cast]]:
-    """Return casts by their source: a result of a pair, of a row of one report alone, or a named value."""
+    """Group casts by source: the output of a matched row, of an unmatched row, or a named value."""
     groups: dict[Hashable, list[_Cast]] = defaultdict(list)
     for place, cast in live_casts(report):
         source: Hashable = (cast.scope, cast.value)
         if cast.after >= 0:
-            own = names.get(cast.after)
-            source = ((id(report), cast.after) if own is None else own, cast.slot)
+            pair = names.get(cast.after)
+            source = ((id(report), cast.after) if pair is None else pair, cast.slot)
         groups[source, cast.from_, cast.to].append((place, cast))
     return groups
 
@@ -204,12 +203,12 @@ def _spell(value: object) -> str:
     return "default" if value is None else str(value)
 
 
-# -- what counts: neither constants, copies and casts between floats, nor ops from which no output is computed --------
+# -- live ops: neither constants, copies and casts between floats, nor ops without an effect on an output -------------
 
 
 def live(report: Report) -> list[int]:
-    """Return the rows of ops with an effect on an output; of all ops in a report without outputs."""
-    alive = [not (report.outputs or _copies(row)) for row in report.rows]
+    """Return the rows of ops with an effect on an output, or of all ops in a report without outputs."""
+    alive = [not (report.outputs or _is_copy(row)) for row in report.rows]
     for port in report.outputs:
         if port.after >= 0:
             alive[port.after] = True
@@ -220,14 +219,14 @@ def live(report: Report) -> list[int]:
     return [i for i, is_alive in enumerate(alive) if is_alive]
 
 
-def _copies(row: Row) -> bool:
+def _is_copy(row: Row) -> bool:
     """True for constants, copies and casts between floats; `Row.reads` looks through these."""
     ends = row.inputs[:1] + row.outputs[:1]
     return row.op in ("Constant", "Identity") or (row.op in CASTS and (len({*ends}) < 2 or {*ends} <= FLOATING))
 
 
 def live_casts(report: Report) -> list[tuple[int, CastRow]]:
-    """Return the casts to another type in the result, with their positions."""
+    """Return the positions and rows of the casts to another type in the result."""
     casts = enumerate(report.casts)
     return [(at, c) for at, c in casts if c.origin != "folded" and c.readers and c.from_ != c.to]
 
@@ -236,17 +235,17 @@ def live_casts(report: Report) -> list[tuple[int, CastRow]]:
 
 
 _ALIGNED = 4_000_000
-"""Pairs of rows up to which the rest is aligned."""
+"""Maximum number of pairs of rows to align."""
 Pairs = Sequence[tuple[int, int]]
-"""Positions in A and in B of what is the same."""
+"""Positions of equal items in A and in B."""
 
 
 def match(a: Report, b: Report) -> Pairs:
     """Return the pairs of equal ops (row of `a`, row of `b`), in the order of `b`. O(rows + reads), nearly.
 
-    Rows pair by what they have in common, the strongest first: the name, the graph above up to the inputs, the graph
-    below down to the outputs. Names that exporters number shift when an op is inserted, so that one alone is weaker
-    than a whole graph. What is left between pairs is aligned in the order of the rows.
+    Rows are matched by their common facts, the strongest first: the name, the graph upstream to the inputs, and the
+    graph downstream to the outputs. A name alone is weaker than a whole graph, since exporters number names, and the
+    numbers shift when an op is inserted. The remaining rows are aligned in order.
     """
     interned: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
     inputs, outputs = paired(a.inputs, b.inputs), paired(a.outputs, b.outputs)
@@ -255,11 +254,11 @@ def match(a: Report, b: Report) -> Pairs:
     ]
     to_b: dict[int, int] = {}
     to_a: dict[int, int] = {}
-    for wanted in _EVIDENCE:
-        mine, theirs = (_grouped(side, known, wanted) for side, known in zip(facts, (to_b, to_a), strict=True))
+    for evidence in _EVIDENCE:
+        mine, theirs = (_grouped(side, known, evidence) for side, known in zip(facts, (to_b, to_a), strict=True))
         for key, group in mine.items():
             others = theirs.get(key, ())
-            if len(group) == len(others):  # several alike are in one order on both sides
+            if len(group) == len(others):  # equal rows are in the same order on both sides
                 to_b.update(zip(group, others, strict=True))
                 to_a.update(zip(others, group, strict=True))
     _align((a, list(facts[0])), (b, list(facts[1])), to_b, to_a)
@@ -267,7 +266,7 @@ def match(a: Report, b: Report) -> Pairs:
 
 
 def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> Pairs:
-    """Return the positions of equal inputs, or outputs: by name, then the others in order."""
+    """Match inputs or outputs by name, then the others in order, and return their positions."""
     places = {port.name: j for j, port in enumerate(b)}
     named = {i: places[port.name] for i, port in enumerate(a) if port.name in places}
     rest = (i for i in range(len(a)) if i not in named), (j for j in range(len(b)) if j not in {*named.values()})
@@ -289,16 +288,16 @@ _EVIDENCE = (
     (_UP,),
     (_NAME,),
 )
-"""What rows have in common to pair, the strongest first."""
+"""Combinations of facts that match rows, the strongest first."""
 _Facts = Mapping[int, Sequence[Hashable]]
 
 
 def _facts(
     report: Report, inputs: Mapping[int, int], outputs: Mapping[int, int], interned: defaultdict[Hashable, int]
 ) -> _Facts:
-    """Return name, names of constants, and the graphs above and below of each live row; equal numbers: equal graphs.
+    """Return the name, constants, upstream and downstream graph of each live row; equal graphs have equal numbers.
 
-    `inputs` and `outputs`: the numbers of those that both reports have.
+    `inputs` and `outputs`: the numbers of inputs and outputs in both reports.
     """
     rows, counted = report.rows, live(report)
     up: dict[int, int] = {FIRST_INPUT - place: FIRST_INPUT - number for place, number in inputs.items()}
@@ -320,10 +319,10 @@ def _facts(
     return {i: (named[i], (rows[i].op, rows[i].constants), up[i], down[i]) for i in counted}
 
 
-def _grouped(facts: _Facts, known: Mapping[int, int], wanted: Iterable[int]) -> dict[Hashable, list[int]]:
+def _grouped(facts: _Facts, known: Mapping[int, int], evidence: Iterable[int]) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
-    for i, own in facts.items():
-        key = tuple([own[fact] for fact in wanted])
+    for i, row in facts.items():
+        key = tuple([row[fact] for fact in evidence])
         if i not in known and None not in key:
             groups[key].append(i)
     return groups
@@ -334,7 +333,7 @@ _Side = tuple[Report, list[int]]
 
 
 def _align(a: _Side, b: _Side, to_b: dict[int, int], to_a: dict[int, int]) -> None:
-    """Pair rows between pairs in the same order, by longest common runs of ops."""
+    """Match the remaining rows in order, by longest common runs of ops."""
     left = [sum(i not in known for i in rows) for (_, rows), known in ((a, to_b), (b, to_a))]
     if not 0 < left[0] * left[1] <= _ALIGNED:
         return

@@ -1,4 +1,4 @@
-"""Evidence: the check of a conversion on data, and measurements of ops, outputs and trials."""
+"""Evidence: the outcome of a check on data, and measurements of ops, outputs and trials."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from amp_rewrite.reports.render import count
 
 NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "verified", "repaired", "failed"
-"""Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs too far off."""
+"""Levels: no data; only ranges; random inputs; outputs within tolerance, without or with pins; outputs beyond it."""
 ARGUMENTS = "the arguments of export"
-"""Origin of a batch of arguments of `export`."""
+"""Source of a batch made from the arguments of `export`."""
 UNOPENED = "onnxruntime cannot open the model"
-"""Start of the objection if no data can help."""
+"""Prefix of the objection if the model cannot be run on any data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Checks of a conversion on data; `str()` of it is the sentence at the end of a report.
+    """Outcome of checking a conversion on data; `str()` gives the sentence at the end of a report.
 
-    `level`: one of the levels above. `data`: the source of the batches; `random`: drawn, not real. `criterion`: the one
-    for the outputs. `error`: the largest one, relative to the largest value of its output, as text; empty where no
-    outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions in float32 by a repair.
-    `objection`: the reason of a failure. `largest_error`: the number behind `error`, None if it is not finite.
-    `score`: the worst score in the unit of the criterion, where that is not relative to the largest value. `keep`: the
-    patterns by which a check keeps ops float32: with them, the same conversion needs no check.
+    `level`: one of the levels above. `data`: the source of the batches. `random`: the batches are random, not real
+    data. `criterion`: the bound on the outputs' errors. `error`: the largest error relative to the largest value of its
+    output, as text; empty if no outputs were compared. `emulated`: the low type was emulated. `pinned`: the number of
+    regions kept in float32 by a repair. `objection`: the reason for a failure. `largest_error`: the number behind
+    `error`; None if it is not finite. `score`: the worst score in the criterion's unit, unless that is relative to the
+    largest value. `keep`: patterns for the ops kept in float32 by the check; a conversion with them needs no check.
     """
 
     level: str = NONE
@@ -43,26 +43,26 @@ class Evidence:
         if self.level == NONE:
             stop = f"; the check stopped: {self.objection}" if self.objection else ""
             return f"not checked on data: a graph does not show what overflows on your inputs{stop}"
-        kept = count(self.pinned, "op" if self.keep else "region")
-        facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
-        known = self.random or "largest value" in self.criterion
-        scale = "" if known else " of an output's largest value"
+        pinned = count(self.pinned, "op" if self.keep else "region")
+        facts = [_FACTS[self.level].format(pinned=pinned, why=self.objection)]
+        scale_is_clear = self.random or "largest value" in self.criterion
+        scale = "" if scale_is_clear else " of an output's largest value"
         largest = f"largest error {self.error}{scale}" if self.error else ""
         facts += filter(None, [f"worst {self.score}" if self.score else largest])
         facts += [f"passes if {self.criterion}"] if self.criterion else []
         facts += ["half precision emulated"] if self.emulated and not self.random else []
         batches = count(self.batches, *(f"{'random ' if self.random else ''}{noun}" for noun in ("batch", "batches")))
-        words = f"checked on {batches} ({self.data.removeprefix('random, ')}): {', '.join(facts)}"
-        return f"{words}; this says nothing about your data" if self.random else words
+        sentence = f"checked on {batches} ({self.data.removeprefix('random, ')}): {', '.join(facts)}"
+        return f"{sentence}; this says nothing about your data" if self.random else sentence
 
     @property
-    def enough(self) -> bool:
-        """True if the conversion was checked on real data as far as it can be."""
+    def conclusive(self) -> bool:
+        """True if outputs were compared on real data."""
         return self.level in (VERIFIED, REPAIRED, FAILED) and not self.random
 
     @property
-    def impossible(self) -> bool:
-        """True if no data can check the conversion here."""
+    def uncheckable(self) -> bool:
+        """True if onnxruntime cannot run the model on any data here."""
         return self.objection.startswith(UNOPENED)
 
 
@@ -81,19 +81,19 @@ _FACTS = {
 # -- measurements --------------------------------------------------------------------------------------------
 
 Index = tuple[int | str, ...]
-"""Indices of an element; a map has its key for one."""
+"""Indices of an element; a map is indexed by its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpErrors:
-    """One op of the candidate, by its name in the reference.
+    """Errors of one op of the candidate, by its name in the reference.
 
-    Errors are sqrt(sum (value - reference)^2 / sum reference^2) over all batches, the largest over all outputs.
-    `own`: the local error, of the op fed with the reference's values; 0 if it only moves or selects values; None if it
-    has no low type or cannot be measured alone. `accumulated`: the error of its output in the candidate as it runs.
-    `max_abs` is the largest accumulated error of finite values, infinite if others are lost and these are right;
-    `absmax` the largest value in the reference. `overflows`: fed with the reference's values, it gives infinity or NaN
-    for values that are finite there.
+    An error is sqrt(sum (value - reference)^2 / sum reference^2) over all batches, and the largest over all outputs.
+    `own`: the local error, with the reference's values as inputs; 0 for an op that only moves or selects values; None
+    for an op without a low type, or one that cannot be measured in isolation. `accumulated`: the error of the op's
+    outputs in a run of the candidate. `max_abs`: the largest accumulated error of finite values; infinite if these are
+    right but others became infinite or NaN. `absmax`: the largest magnitude in the reference. `overflows`: with the
+    reference's values as inputs, the op returns infinity or NaN where the reference is finite.
     """
 
     op: str
@@ -111,9 +111,9 @@ ALLCLOSE = "allclose"
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """A bound on the difference of two arrays: a measure by name, with its limit.
+    """A bound on the difference between two arrays: the name of a measure, and its limit.
 
-    "allclose" is |a - b| <= atol + rtol |a| in each element, as of numpy; `a` is the reference. Its number is the
+    "allclose" is |a - b| <= atol + rtol |a| in every element, as in numpy, where `a` is the reference. Its score is the
     largest |a - b| / (atol + rtol |a|).
     """
 
@@ -131,13 +131,13 @@ class Criterion:
 
     @property
     def measured(self) -> str:
-        """Name of the judged number."""
-        names = {ALLCLOSE: "error in units of the allowed one", "scaled": "error relative to the largest value"}
+        """Name of the score."""
+        names = {ALLCLOSE: "error in units of the allowed error", "scaled": "error relative to the largest value"}
         return names.get(self.name, self.name)
 
     @property
     def higher(self) -> bool:
-        """True if a higher number is better."""
+        """True if a higher score is better."""
         return self.name not in (ALLCLOSE, "scaled")
 
     def passes(self, number: float) -> bool:
@@ -146,13 +146,13 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of a candidate's array from the reference's, and the decision of a criterion.
+    """Difference between a candidate's array and the reference's, with the verdict of a criterion.
 
-    `max_abs` and `scaled` (max |a-b| / max |a|) are over the values that are finite on both sides; None without such
-    values. `compared` counts these; in arrays that are not floating it counts all. `nonfinite` counts infinities and
-    NaN of the reference and of the candidate. `where` is the element with the largest difference, `reference` and
-    `candidate` are its values as text. `score` is the number judged by the criterion; None if something else decided.
-    `because` is the reason in one line.
+    `max_abs` and `scaled` (max |a-b| / max |a|) cover the values that are finite on both sides; None if there are none.
+    `compared` counts these values; in a non-floating array, all of them. `nonfinite` counts infinities and NaN in the
+    reference and in the candidate. `where` is the index of the largest difference; `reference` and `candidate` are the
+    values there, as text. `score` is the number compared with the limit; None if the verdict has another reason.
+    `because` gives the reason in one line.
     """
 
     elements: int
@@ -170,9 +170,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One output in one batch, or with `step` in one of several runs on it.
+    """One output in one batch or, with `step`, in one of several runs on the batch.
 
-    For one tensor of a sequence, `part` is "[0]", "[1]" …
+    For a tensor in a sequence, `part` is its index: "[0]", "[1]" …
     """
 
     output: str
@@ -183,12 +183,12 @@ class OutputRow:
 
     @property
     def label(self) -> str:
-        """Return the name of the compared tensor: "y", "y[0]"."""
+        """Name of the compared tensor: "y", "y[0]"."""
         return self.output + self.part
 
     @property
     def place(self) -> str:
-        """Return the batch and the step: "3", "3, step 57"."""
+        """Batch and step: "3", "3, step 57"."""
         return str(self.batch) if self.step is None else f"{self.batch}, step {self.step}"
 
 

@@ -1,6 +1,6 @@
-"""Expectations of a report: "float16 >= 95%", "casts <= 4", "ops[Softmax] = float32".
+"""Expectations for a report: "float16 >= 95%", "casts <= 4", "ops[Softmax] = float32".
 
-A file named float16 may hold float32. An expectation describes the model, and its outcome has the actual numbers.
+A file named float16 may contain float32. An expectation describes the model; its outcome gives the actual numbers.
 
     TYPE, compute            ops of this element type; compute ops in low precision   a number or a share of all
     ops, ops[PATTERN]        ops, by operator, name or path                           a number, a share, or their type
@@ -55,7 +55,7 @@ _HELP = (
 
 @dataclass(frozen=True, slots=True)
 class CheckedExpectation:
-    """An expectation with its outcome in a report: met or not, and the numbers."""
+    """An expectation and its outcome for a report: met or not, and the actual numbers."""
 
     expected: str
     met: bool
@@ -66,7 +66,7 @@ class CheckedExpectation:
 
 
 class _Item(NamedTuple):
-    """An op, a cast, an input or output, or the weights of a type with their bytes; `chosen` by the expectation."""
+    """An op, a cast, an input or output, or the bytes of weights of a type; `chosen`: selected by the expectation."""
 
     name: str
     dtype: str
@@ -76,7 +76,7 @@ class _Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """One expectation. `choice` is the part in brackets; `unit` that of `value`, "type" for an element type."""
+    """A parsed expectation. `choice`: the part in brackets. `unit`: the unit of `value`; "type" for an element type."""
 
     text: str
     subject: str
@@ -87,7 +87,7 @@ class Expectation:
 
     @classmethod
     def parse(cls, text: str) -> Expectation:
-        """Parse an expectation. PolicyError, with examples, for other texts."""
+        """Parse an expectation; raises PolicyError, with examples, for other texts."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise PolicyError(f"expectation {text!r} is not a comparison; {_HELP}")
@@ -106,7 +106,7 @@ class Expectation:
         return cls(" ".join(text.split()), subject, choice, sign, amount, unit)
 
     def outcome(self, report: Report) -> CheckedExpectation:
-        """Compare the expectation with a report."""
+        """Check a report against the expectation."""
         noun, items = self._items(report)
         chosen = [item for item in items if item.chosen]
         part, whole = (sum(item.amount for item in some) for some in (chosen, items))
@@ -115,7 +115,7 @@ class Expectation:
             met, fact = 0 < len(matching) == len(chosen), self._types(noun, chosen, len(matching))
         elif self.unit == "%":
             met = whole > 0 and _COMPARE[self.sign](100 * part, float(self.value) * whole)
-            fact = f"{100 * part / whole:.4g} % ({self._words(noun, items, part)})" if whole else f"no {noun} is there"
+            fact = f"{100 * part / whole:.4g} % ({self._words(noun, items, part)})" if whole else f"there is no {noun}"
         else:
             met = _COMPARE[self.sign](part, float(self.value) * _UNITS[self.unit])
             fact = size(part) if self.subject == "weights" else self._words(noun, items, part)
@@ -154,7 +154,7 @@ class Expectation:
 
     def _types(self, noun: str, chosen: Sequence[_Item], right: int) -> str:
         if not chosen:
-            return f"no {noun} {'is there' if self.choice is None else f'matches {self.choice!r}'}"
+            return f"there is no {noun}" if self.choice is None else f"no {noun} matches {self.choice!r}"
         if self.subject == "weights":
             return self._words(noun, chosen, 0)
         wrong = [f"{i.name} is {i.dtype}" for i in chosen if (i.dtype == self.value) != (self.sign == "=")]

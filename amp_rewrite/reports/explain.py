@@ -1,4 +1,4 @@
-"""Chains of reasons behind the types of ops, each back to the op at its root."""
+"""Chains of reasons for the types of ops, each back to its root op."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, LOW, NO_ROW, PortRow, ReportData, Row
 
 _SHIFTED = re.compile(r"_shifted_(-?\d+)(_\d+)*$")
-"""The end of the name of a value that is computed times a power of two."""
+"""Suffix of the names of values scaled by a power of two."""
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One op, and the ops behind its type, the root last. `asked`: the name in the question.
+    """An op and the ops behind its type, with the root last. `asked`: the name in the query.
 
-    `alike` are the paths of other ops by that name whose types have the same reasons. `input`: the input of the model
-    that was asked for, whose readers are explained; `rows` is empty if no op reads it. `shift`: the exponent k if the
-    op makes its results times 2⁻ᵏ.
+    `alike`: the paths of the other ops selected by that name, with the same reasons. `input`: the model input of that
+    name, if its readers are explained; `rows` is empty if it has none. `shift`: the exponent k if the op scales its
+    results by 2⁻ᵏ.
     """
 
     asked: str
@@ -74,7 +74,7 @@ class Explanation(Result):
                 else:
                     lines += _step(row, first=not i)
                 if chain.shift is not None and not i:
-                    lines.append(f"    shifted: it makes its results times 2^{-chain.shift}")
+                    lines.append(f"    shifted: its results are scaled by 2^{-chain.shift}")
                 if chain.alike and not i:
                     lines.append(f"    and {len(chain.alike)} more like it: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
@@ -92,18 +92,18 @@ class Explanation(Result):
 
 
 def explained(report: ReportData, names: Sequence[str], view: View | None = None) -> Explanation:
-    """Return the reasons behind ops, step by step.
+    """Return the reasons for the types of ops, step by step.
 
-    A name is that of an op, its path (scope and name), "#12" for the thirteenth row, an op type, a pattern, an input
-    of the model, for the ops that read it, or, with the `view` behind the rows, the name of another value.
-    PatternError, with names to use instead, for no name, an unknown one, or one that several ops have.
+    A name is the name or path (scope and name) of an op, "#12" for the thirteenth row, an op type, a pattern, an input
+    of the model, to explain its readers, or, with the `view` behind the rows, another value. Raises PatternError, with
+    suggestions, without a name, or for an unknown or ambiguous one.
     """
     if not names:
         raise PatternError(f"{report.model.name}: nothing to explain; name an op, an op type or a value")
     makers: dict[str, int] = {}
     shifts: dict[int, int] = {}
     if view is not None:
-        for value in reversed(view.values):  # of equal names in several bodies the first counts
+        for value in reversed(view.values):  # reversed: of equal names in several bodies, the first counts
             makers[value.name] = NO_ROW if value.producer is None else int(value.producer)
         for op in view.ops if report.shifts else ():
             shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
@@ -137,8 +137,8 @@ def _step(row: Row, *, first: bool) -> list[str]:
         return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it computes no float32"]
     listed = reasons.UNLISTED if row.color == reasons.UNLISTED else f"on the {row.color} list"
     words = reasons.words(row.rule)
-    said = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # by the note, or by the last line
-    facts = ["" if said else words, plain(row.note).removeprefix(f"{row.color}: ")]
+    redundant = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # as the note or the last line says it
+    facts = ["" if redundant else words, plain(row.note).removeprefix(f"{row.color}: ")]
     lines = [f"{head}: {row.rule}", *(f"    {fact}" for fact in [": ".join(filter(None, facts))] if fact)]
     reason = reasons.REASONS.get(row.rule)
     if reason is not None and reason.has_page:
@@ -161,7 +161,7 @@ def _types(row: Row) -> str:
 
 
 def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
-    """Return the rows of a name, and the model input by the same name; ops take precedence over values."""
+    """Return the rows selected by a name, or the model input of that name and its readers; ops take precedence."""
     rows = report.positions(name)
     twins = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
     if len(twins) > 1:

@@ -15,10 +15,10 @@ from amp_rewrite.errors import plain as plain
 from amp_rewrite.errors import share as share
 
 
-def harmless(text: str) -> str:
+def escape_commands(text: str) -> str:
     """Escape commands of CI runners: GitHub reads `::` at the start of a line, Azure `##…[` anywhere.
 
-    Names come out of model files. JSON stays the same JSON.
+    The names in a text come from model files. Escaped JSON has the same meaning.
     """
     return _COMMAND.sub(lambda match: match[0].replace(":", "\\x3a", 1).replace("#", "\\u0023", 1), text)
 
@@ -27,20 +27,20 @@ _COMMAND = re.compile(r"^[^\S\n]*::|##(?=[A-Za-z]*\[)", re.MULTILINE)
 
 
 WIDTH: ContextVar[int | None] = ContextVar("WIDTH", default=None)
-"""Columns that tables may take, where a terminal shows them; None for as many as they need."""
+"""Maximum width of tables on a terminal, in columns; None for no limit."""
 _GAP = 2
-_LEAST = 24
-"""Columns that the last column gets before others shrink."""
-_SHORTEST = 10
-"""Columns below which no column shrinks."""
+_LAST_COLUMN = 24
+"""Width of the last column before others shrink."""
+_NARROWEST = 10
+"""Minimum width of a shrunk column."""
 
 
 def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2) -> list[str]:
-    """Return the lines of a table with aligned columns; no line has trailing blanks.
+    """Return the lines of a table with aligned columns and without trailing blanks.
 
-    `right` marks the right-aligned columns by position: " >" aligns the second one to the right. The last
-    column is never padded, so that one long cell does not widen every line. Where `WIDTH` is set, cells
-    wrap between words, a longer word is cut, and so is a line of too many columns.
+    `right` marks right-aligned columns by position: " >" aligns the second one. The last column is never padded, so
+    that one long cell does not widen every line. If `WIDTH` is set, cells wrap between words; longer words and lines
+    are truncated.
     """
     return [line for lines in blocks(rows, head=head, right=right, indent=indent) for line in lines]
 
@@ -48,9 +48,9 @@ def table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str
 def blocks(
     rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), right: str = "", indent: int = 2
 ) -> list[list[str]]:
-    """Return the lines of each row of a table: one, or several for wrapped cells."""
+    """Return the lines of each row of a table: one, or several if cells wrap."""
     cells = [[plain(cell) for cell in row] for row in rows]
-    if head:  # a name for each cell
+    if head:  # strict: each cell has a heading
         cells = [list(head), *([cell for _, cell in zip(head, row, strict=True)] for row in cells)]
     columns = max(map(len, cells), default=0)
     widths = [max((display_width(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
@@ -62,14 +62,14 @@ def blocks(
 
 
 def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
-    fitted, last = list(widths), min(widths[-1], max(_LEAST, room // 3))
+    fitted, last = list(widths), min(widths[-1], max(_LAST_COLUMN, room // 3))
     texts = [i for i in range(len(widths) - 1) if right[i : i + 1] != ">"]
     while texts and sum(fitted[:-1]) + last > room:
         widest = max(texts, key=lambda i: fitted[i])
-        if fitted[widest] <= _SHORTEST:
+        if fitted[widest] <= _NARROWEST:
             break
         fitted[widest] -= 1
-    fitted[-1] = max(room - sum(fitted[:-1]), min(widths[-1], _SHORTEST))
+    fitted[-1] = max(room - sum(fitted[:-1]), min(widths[-1], _NARROWEST))
     return fitted
 
 
@@ -80,11 +80,11 @@ def _wrapped(row: Sequence[str], widths: Sequence[int], right: str, indent: int)
     ]
     lines = [_line(line, widths, right, indent) for line in zip_longest(*parts, fillvalue="")]
     limit = WIDTH.get() or sys.maxsize
-    return [line if display_width(line) <= limit else _start(line, limit - 1) + "…" for line in lines]
+    return [line if display_width(line) <= limit else _prefix(line, limit - 1) + "…" for line in lines]
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Return the lines of a text, broken between words alone; a longer word stays whole."""
+    """Wrap a text between words; longer words stay whole."""
     lead = " " * (len(text) - len(text.lstrip(" ")))
     after = lead + " " * hanging
     lines = textwrap.wrap(
@@ -99,15 +99,15 @@ def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text of at most so many columns: of a longer one both ends, with an ellipsis between them."""
-    if _start(text, width) == text:
+    """Truncate a text to a width, keeping both ends with an ellipsis between them."""
+    if _prefix(text, width) == text:
         return text
-    tail = (width - 1) // 2 if width > 2 * _SHORTEST else 0
-    return f"{_start(text, max(width, 1) - 1 - tail)}…{_start(text[::-1], tail)[::-1]}"
+    tail = (width - 1) // 2 if width > 2 * _NARROWEST else 0
+    return f"{_prefix(text, max(width, 1) - 1 - tail)}…{_prefix(text[::-1], tail)[::-1]}"
 
 
 def display_width(text: str) -> int:
-    """Return the columns of a text: two for a wide character, none for a mark on another one."""
+    """Return the width of a text: two columns for a wide character, none for a combining one."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -118,11 +118,11 @@ def _columns(character: str) -> int:
 
 
 _HALF = "\0"
-"""The second column of a wide character while its text is wrapped; texts hold no control characters."""
+"""The second column of a wide character during wrapping; texts do not contain control characters."""
 
 
-def _start(text: str, columns: int) -> str:
-    """Return the beginning of a text within so many columns, without a look at the rest."""
+def _prefix(text: str, columns: int) -> str:
+    """Return the longest prefix of a text within a width, without reading the rest."""
     for at, character in enumerate(text):
         columns -= _columns(character)
         if columns < 0:
@@ -140,7 +140,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) ->
 
 
 def size(number: int) -> str:
-    """Return bytes in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
+    """Spell a number of bytes in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
     if number < 1000:
         return f"{number} B"
     scaled = float(number)
@@ -152,19 +152,19 @@ def size(number: int) -> str:
 
 
 def shortened(names: Sequence[str], limit: int = 3) -> str:
-    """Return the first names: "a, b, c, …"."""
+    """Join the first names: "a, b, c, …"."""
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table. Cells are code, so no name can break out of one."""
+    """Return the lines of a Markdown table. Cells are code spans, so that names cannot break out."""
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(_code(cell) for cell in row) + " |" for row in rows]
     return lines
 
 
 def _code(cell: str) -> str:
-    """Return a code span; one fence longer than any inside it. A pipe splits cells even inside a code span."""
+    """Return a code span with a fence longer than any inside it; pipes split cells even in code, so escape them."""
     if not cell:
         return ""
     text = plain(cell).replace("|", "\\|")
@@ -178,14 +178,14 @@ def _code(cell: str) -> str:
 def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
     """Return one GitHub workflow command: "::warning title=…::…".
 
-    Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. Other
-    characters that are not printable are escaped as in `plain`, and commands inside as in `harmless`.
+    The runner unescapes %, CR and LF everywhere, and colons and commas in properties. Other unprintable characters are
+    escaped as in `plain`, and nested commands as in `escape_commands`.
     """
-    stated = {name: _message(value).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()}
-    escaped = ",".join(f"{name}={value}" for name, value in stated.items())
-    return f"::{level}{' ' + escaped if escaped else ''}::{_message(message)}"
+    escaped = {name: _message(value).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()}
+    listed = ",".join(f"{name}={value}" for name, value in escaped.items())
+    return f"::{level}{' ' + listed if listed else ''}::{_message(message)}"
 
 
 def _message(text: str) -> str:
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return harmless(plain(escaped))
+    return escape_commands(plain(escaped))

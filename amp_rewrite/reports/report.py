@@ -1,8 +1,8 @@
-"""Reports: a conversion and its reasons, or the inventory of a model. One row per op, the casts, the totals.
+"""Reports of conversions, with their reasons, and inventories of models: one row per op, casts and totals.
 
-A report is plain data. It survives JSON unchanged, can be read without the model and without ONNX, and has neither
+A report is plain data. It survives JSON unchanged, can be read without the model and without ONNX, and contains neither
 times nor absolute paths: the same conversion gives the same bytes. `docs/reference/report.schema.json` is the schema of
-the JSON.
+its JSON.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Report(Result, ReportData):
         rows: one per op, in topological order.
         casts: casts between floats.
         baked: weights stored in another type.
-        findings: what to know about the result.
-        inputs: those of the model.
-        outputs: those of the model.
+        findings: notable facts and problems.
+        inputs: the model's inputs.
+        outputs: the model's outputs.
         weights: bytes of dense initializers and Constants after the conversion, by type.
-        evidence: the check of the conversion on data.
-        shifts: regions of values that are computed times a power of two, and values beyond the type that are not.
+        evidence: the outcome of checking the conversion on data.
+        shifts: regions of values scaled by a power of two, and unscaled values beyond the type's range.
         schema: version of the format.
 
     Example:
@@ -62,31 +62,31 @@ class Report(Result, ReportData):
         return f"{self.model.name} → {self.model.to}: {lowered}, {casts} inserted"
 
     def find(self, op: str) -> tuple[Row, ...]:
-        """Return the rows of an op by its name or path, of all ops of a type, or of a pattern.
+        """Return the row of the op with this name or path, or the rows of all ops of a type or pattern.
 
         Raises:
-            PatternError: nothing matches; with names to use instead.
+            PatternError: nothing matches; the message suggests names.
         """
         if rows := tuple(self.rows[i] for i in self.positions(op)):
             return rows
-        known = dict.fromkeys(name for row in self.rows for name in (row.name, row.op))
-        hint = advice(op, known, "name an op, an op type, or a pattern such as op=MatMul", limit=3)
-        raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
+        names = dict.fromkeys(name for row in self.rows for name in (row.name, row.op))
+        hint = advice(op, names, "name an op, an op type, or a pattern such as op=MatMul", limit=3)
+        raise PatternError(f"{self.model.name}: no op has the name or type {op!r}; {hint}")
 
     def text(self, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
-        """Return one screen of summary, with the evidence at its end. Ends with a newline.
+        """Return a one-screen summary that ends with the evidence and a newline.
 
         Args:
             verbose: add every row.
-            more: text before the evidence.
-            command: the next step; None for what the evidence lacks, "" for none.
+            more: text to insert before the evidence.
+            command: the next step; None derives it from the evidence, "" omits it.
         """
         from amp_rewrite.reports.summary import summary  # late: a conversion in Python mostly prints none
 
         return summary(self, verbose=verbose, more=more, command=command)
 
     def figures(self) -> Sequence[Figure]:
-        """Return summary and graph."""
+        """Return the summary and the graph."""
         from amp_rewrite.reports.page.report_figures import report_figures  # late: most reports are not drawn
 
         return report_figures(self)
@@ -110,14 +110,14 @@ class Report(Result, ReportData):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
-        """Return the report of a `to_json` text.
+        """Read a report from the JSON of `to_json`.
 
         Raises:
-            ReportError: the text is invalid; names `source` and the field.
+            ReportError: the text is invalid; the message names `source` and the field.
         """
         if len(text) > MAX_CHARACTERS:
-            raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
-        report: Report = load(text, source, "a report of this tool", "write the report again", ReportError, _read)
+            raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of amp-rewrite")
+        report: Report = load(text, source, "a report of amp-rewrite", "write the report again", ReportError, _read)
         return report
 
 
@@ -126,9 +126,9 @@ def _dump(item: object) -> str:
 
 
 def _encode(item: Any) -> dict[str, object]:
-    """Return the fields other than their defaults, in their order; maps in the order of their keys.
+    """Return the fields that differ from their defaults, in order, with maps sorted by key.
 
-    The settings of a header stand among its fields: those of every conversion first, the others at the end.
+    A header's settings become fields: first those recorded for every conversion, and the others at the end.
     """
     encoded: dict[str, object] = {}
     others: dict[str, object] = {}
@@ -148,20 +148,20 @@ def _encode(item: Any) -> dict[str, object]:
 def _read(loaded: object) -> Report:
     schema = loaded.get("schema") if isinstance(loaded, dict) else SCHEMA
     if schema != SCHEMA:
-        newer = ", upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else ""
-        raise Malformed(f"is {schema!r}, this version reads {SCHEMA}{newer}", ".schema")
+        newer = " (upgrade amp-rewrite)" if isinstance(schema, int) and schema > SCHEMA else ""
+        raise Malformed(f"is {schema!r}, but this version reads {SCHEMA}{newer}", ".schema")
     report: Report = _REPORT(loaded)
-    # A row may read only rows before it; all other positions must be those of rows.
+    # A row may only read earlier rows; other positions may be those of any row.
     number, first = len(report.rows), FIRST_INPUT - len(report.inputs) + 1
-    ends: list[tuple[str, Sequence[int], int, int]] = []
+    bounds: list[tuple[str, Sequence[int], int, int]] = []
     for i, row in enumerate(report.rows):
-        ends += [(f".rows[{i}].reads", row.reads, first, i)]
-        ends += [(f".rows[{i}].because_row", (row.because_row,), NO_ROW, number)]
-    ends += [(f".casts[{i}].after", (cast.after,), first, number) for i, cast in enumerate(report.casts)]
-    ends += [(f".outputs[{i}].after", (port.after,), first, number) for i, port in enumerate(report.outputs)]
-    for where, positions, start, end in ends:
+        bounds += [(f".rows[{i}].reads", row.reads, first, i)]
+        bounds += [(f".rows[{i}].because_row", (row.because_row,), NO_ROW, number)]
+    bounds += [(f".casts[{i}].after", (cast.after,), first, number) for i, cast in enumerate(report.casts)]
+    bounds += [(f".outputs[{i}].after", (port.after,), first, number) for i, port in enumerate(report.outputs)]
+    for where, positions, start, end in bounds:
         if any(not start <= position < end for position in positions):
-            raise Malformed("does not name an input, or a row that may stand there", where)
+            raise Malformed("does not name an input or a valid row", where)
     return report
 
 
@@ -171,9 +171,9 @@ def _header(**fields: Any) -> Header:
 
 
 _RARE = ("integer_ops", "flops", "flops_low")
-"""Totals left out of the JSON if they are zero."""
+"""Totals omitted from the JSON if zero."""
 _REPORT = record(
     Report,
     {"model": record(Header, dict.fromkeys(RECORDED, reader_of(str | None)), make=_header)},
-    needed=("model", "totals", "weights", "rows", "casts", "baked", "findings", "inputs", "outputs", "schema"),
+    required=("model", "totals", "weights", "rows", "casts", "baked", "findings", "inputs", "outputs", "schema"),
 )

@@ -1,4 +1,4 @@
-"""Inventory: a report from the view of a model, and from coloring and plan if it is converted."""
+"""Build a report from the view of a model and, for a conversion, from its coloring and plan."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def report_of(
     findings: Iterable[Finding] = (),
     **settings: str | None,
 ) -> Report:
-    """Return the report of a conversion, or the inventory of a model as it is. O(nodes + uses).
+    """Return the report of a conversion, or the inventory of a model. O(nodes + uses).
 
     Args:
-        view: the model's index; an inventory has local functions in place of their calls.
-        coloring: the types; None: the inventory.
-        plan: the changes; None: the inventory.
-        name: the model's file, of which the last part is kept; by default the graph's name.
+        view: the model's index; an inventory inlines local functions.
+        coloring: the assigned types; None for an inventory.
+        plan: the planned changes; None for an inventory.
+        name: path to the model (the report keeps the file name); by default, the graph's name.
         tool: version of this package.
-        lists: the lists in force.
-        findings: those on top of the plan's.
-        **settings: spellings of options that the header states.
+        lists: the op lists in use.
+        findings: findings in addition to the plan's.
+        **settings: spelled values of options for the header.
 
     Returns:
         The report.
@@ -70,10 +70,10 @@ def report_of(
     if coloring is None and view.model.proto.functions:
         view = inventory_view(view.model)
     plan = plan or Plan(DType.FLOAT16)
-    stock = _ReportBuilder(view, coloring, plan)
-    rows = tuple(stock.row(op) for op in view.ops)
-    casts = tuple(stock.casts())
-    baked = tuple(stock.bakes())
+    builder = _ReportBuilder(view, coloring, plan)
+    rows = tuple(builder.row(op) for op in view.ops)
+    casts = tuple(builder.casts())
+    baked = tuple(builder.bakes())
     sorted_findings = tuple(sorted({*findings, *plan.findings}))
     proto = view.model.proto
     header = Header(
@@ -86,15 +86,15 @@ def report_of(
         lists=lists.name if lists else None,
         fingerprint=lists.fingerprint if lists else None,
     )
-    totals = stock.totals(rows, casts, baked, sorted_findings)
-    ports = tuple(stock.inputs()), tuple(stock.outputs())
-    return Report(header, totals, rows, casts, baked, sorted_findings, *ports, stock.weights[1])
+    totals = builder.totals(rows, casts, baked, sorted_findings)
+    ports = tuple(builder.inputs()), tuple(builder.outputs())
+    return Report(header, totals, rows, casts, baked, sorted_findings, *ports, builder.weights[1])
 
 
 def inventory_view(model: Model) -> View:
-    """Return the view of a model for an inventory, with local functions in place of their calls.
+    """Return the view of a model for an inventory, with local functions inlined.
 
-    ModelError if a graph cannot run, or functions cannot be put in place of their calls.
+    Raises ModelError if a graph cannot run or a function cannot be inlined.
     """
     return View.of(inlined(model))
 
@@ -106,7 +106,7 @@ def _last_part(path: str) -> str:
 
 @dataclass(frozen=True)
 class _ReportBuilder:
-    """Parts of a report. `plan` is an empty one for an inventory."""
+    """Builder of the parts of a report. `plan` is empty for an inventory."""
 
     view: View
     coloring: Coloring | None
@@ -115,24 +115,24 @@ class _ReportBuilder:
     # -- types -------------------------------------------------------------------------------------
 
     @cached_property
-    def _made(self) -> Sequence[ValueType | None]:
-        """Type of each value at its producer, once the plan is carried out."""
-        made = list(self.view.types)
+    def _produced(self) -> Sequence[ValueType | None]:
+        """Type of each value at its producer after the conversion."""
+        types = list(self.view.types)
         baked = {bake.value: bake.to for bake in self.plan.bakes if not bake.keeps_original}
         for value, dtype in (*self.plan.retype.items(), *baked.items()):
-            made[value] = _retyped(self.view.types[value], dtype)
-        return made
+            types[value] = _retyped(self.view.types[value], dtype)
+        return types
 
-    def _read(self, op: Op, slot: int) -> ValueType | None:
+    def _input_type(self, op: Op, slot: int) -> ValueType | None:
         value = op.inputs[slot]
         if value is None or op.kind == "Cast":
-            return None if value is None else self._made[value]
+            return None if value is None else self._produced[value]
         variable = input_variable(op, slot)
-        painted = self.coloring.dtype(variable) if self.coloring is not None and variable is not None else None
-        return _retyped(self.view.types[value], painted)
+        dtype = self.coloring.dtype(variable) if self.coloring is not None and variable is not None else None
+        return _retyped(self.view.types[value], dtype)
 
-    def _written(self, op: Op) -> tuple[ValueType | None, ...]:
-        return tuple([None if value is None else self._made[value] for value in op.outputs])
+    def _output_types(self, op: Op) -> tuple[ValueType | None, ...]:
+        return tuple([None if value is None else self._produced[value] for value in op.outputs])
 
     def _variables(
         self, op: Op, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType | None]
@@ -144,13 +144,13 @@ class _ReportBuilder:
             if dtype is not None and dtype.floating:
                 dtypes[variable.name] = dtype
         free = {name: dtype for name, dtype in dtypes.items() if "(" not in name}
-        return free or dtypes  # without ports of one fixed type, "tensor(float)", if there are others
+        return free or dtypes  # drop ports of one fixed type, "tensor(float)", if there are others
 
     # -- lineage -----------------------------------------------------------------------------------
 
     @cached_property
     def _source(self) -> Sequence[ValueId]:
-        """Value behind each value, through copies and Casts between floats; mostly the value itself."""
+        """Origin of each value, past copies and Casts between floats; usually the value itself."""
         source = [value.id for value in self.view.values]
         for op in self.view.ops:
             copies = op.kind == "Identity" or op.id in self.plan.identities
@@ -172,7 +172,7 @@ class _ReportBuilder:
 
     @cached_property
     def _inputs(self) -> Sequence[ValueId]:
-        """Inputs of the model, without those with an initializer as default."""
+        """Inputs of the model, except those with an initializer as default."""
         return [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
 
     # -- rows --------------------------------------------------------------------------------------
@@ -181,10 +181,10 @@ class _ReportBuilder:
         paint = self.coloring.of(op.id) if self.coloring else None
         entry = self.coloring.entries[op.id] if self.coloring else None
         cause = self.view.ops[paint.because] if paint and paint.because is not None else None
-        inputs, outputs = tuple([self._read(op, slot) for slot in range(len(op.inputs))]), self._written(op)
+        inputs, outputs = tuple([self._input_type(op, slot) for slot in range(len(op.inputs))]), self._output_types(op)
         variables = self._variables(op, inputs, outputs)
         reason = entry.because if entry else ""
-        return Row(  # there is one for each op, and arguments by name take three times as long
+        return Row(  # one per op, and keyword arguments take three times as long
             op.name,
             "Identity" if op.id in self.plan.identities else op.kind,
             _main_dtype(op, variables, outputs, inputs),
@@ -213,7 +213,7 @@ class _ReportBuilder:
         while reads and reads[-1] == NO_ROW:
             reads.pop()
         stated = () if op.id in self.plan.identities else op.node.attribute
-        attributes = counting(op.domain, op.signature, stated) if stated else _NONE
+        attributes = attributes_of(op.domain, op.signature, stated) if stated else _NONE
         if attributes and op.id in self.plan.raised:
             attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
         return tuple(reads), attributes, f"{zlib.crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
@@ -224,17 +224,17 @@ class _ReportBuilder:
         declared = {formal.name: formal.type for formal in self.view.model.proto.graph.input}
         for value in self._inputs:
             name = self.view.values[value].name
-            yield PortRow(name, _port(self._made[value], declared.get(name)))
+            yield PortRow(name, _port(self._produced[value], declared.get(name)))
 
     def outputs(self) -> Iterator[PortRow]:
-        """Yield the outputs of the model. A conversion does not change their types unless the caller asks for it."""
+        """Yield the outputs of the model. A conversion keeps their types unless asked to change them."""
         declared = self.view.model.proto.graph.output
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
             dtype = _port(_retyped(self.view.types[value], self.plan.io.get(value)), formal.type)
             yield PortRow(formal.name, dtype, self._row_of[value], self._slot(value))
 
     def _slot(self, value: ValueId) -> int:
-        """Return the output of the row behind a value."""
+        """Return the position of a value among the outputs of its row."""
         source = self._source[value]
         producer = self.view.producer(source)
         return producer.outputs.index(source) if producer else 0
@@ -242,13 +242,13 @@ class _ReportBuilder:
     # -- casts and weights -------------------------------------------------------------------------
 
     def casts(self) -> Iterator[CastRow]:
-        """Yield the casts of the model itself in the order of its ops, then the inserted ones in the plan's."""
+        """Yield the model's own casts in the order of its ops, then the inserted ones in the order of the plan."""
         folded = self.plan.drop | self.plan.identities
         for op in self.view.ops:
             if op.id not in folded and not casts_floats(self.view, op):
                 continue
             value, result = op.inputs[0], op.outputs[0]
-            before, (after, *_) = self._read(op, 0), self._written(op)
+            before, (after, *_) = self._input_type(op, 0), self._output_types(op)
             if value is not None and result is not None and before and after:
                 origin = "folded" if op.id in folded else "existing"
                 readers = self._readers(result)
@@ -256,10 +256,10 @@ class _ReportBuilder:
         readers_of = Counter(name for use, name in self.plan.rewire.items() if use.op in self._live)
         for cast in self.plan.casts:
             readers = readers_of[cast.name]
-            if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
+            if cast.name == self.view.value_name(cast.value):  # it restores the name of a public value
                 readers += self._readers(cast.value, self.plan.rewire)
-            made = self._made[cast.value]
-            dtype = made.dtype if made is not None else None
+            produced = self._produced[cast.value]
+            dtype = produced.dtype if produced is not None else None
             yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers)
 
     def _readers(self, value: ValueId, but: Container[Use] = ()) -> int:
@@ -272,8 +272,8 @@ class _ReportBuilder:
         live = {self.view.values[value].producer for value in self.view.scopes[MAIN].outputs}
         for op in reversed(self.view.ops):
             if op.id in live:
-                given = (value for body in op.bodies for value in self.view.scopes[body].outputs)
-                live.update(self.view.values[value].producer for value in (*op.inputs, *given) if value is not None)
+                yielded = (value for body in op.bodies for value in self.view.scopes[body].outputs)
+                live.update(self.view.values[value].producer for value in (*op.inputs, *yielded) if value is not None)
         return {op for op in live if op is not None}
 
     def _cast(
@@ -287,7 +287,7 @@ class _ReportBuilder:
             reason,
             self.view.scopes[self.view.values[value].scope].path,
             readers,
-            to.nbytes(min(sizes.size(self.view, value), _MOST)) if to else None,
+            to.nbytes(min(sizes.size(self.view, value), _LIMIT)) if to else None,
             self._row_of[value],
             self._slot(value),
         )
@@ -303,7 +303,7 @@ class _ReportBuilder:
 
     @cached_property
     def weights(self) -> tuple[int, Mapping[str, int]]:
-        """Bytes of all weights of the model, and by type after the conversion."""
+        """Bytes of the model's weights, and bytes by type after the conversion."""
         stored: Counter[str] = Counter()
         for value in self.view.values:
             if value.tensor is not None and (dtype := self.view.dtype(value.id)) is not None:
@@ -330,7 +330,7 @@ class _ReportBuilder:
         heavy = (at for at in floats if (rows[at].color == "allow" if rows[at].color else rows[at].op in HEAVY))
         computing = [at for at in heavy if at not in integer]
         compute = [rows[at] for at in computing]
-        flops = [min(round(work.flops(self.view, self.view.ops[at])), _MOST) for at in computing]
+        flops = [min(round(work.flops(self.view, self.view.ops[at])), _LIMIT) for at in computing]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)
@@ -358,8 +358,8 @@ class _ReportBuilder:
         )
 
 
-_MOST = 1 << 48
-"""Operations of an op, or elements of a value; more are not a measure, but hostile dimensions."""
+_LIMIT = 1 << 48
+"""Limit of an op's operations and a value's elements; larger counts come from hostile dimensions."""
 
 
 def _floating(row: Row) -> bool:
@@ -404,13 +404,13 @@ scales scan_input_axes scan_output_axes seed select_last_index shape spatial spl
 time_axis transA transB transBatchA transBatchB upper width_scale
 """
 PLACING = frozenset(_PLACING.split())
-"""Attributes of known operators that place elements, and those that a later opset made an input or took away."""
+"""Attributes of known operators that only place elements, or became inputs or disappeared in a later opset."""
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _SHOWN = 8
 
 
-def counting(domain: str, signature: Signature | None, attributes: Iterable[AttributeProto]) -> Mapping[str, str]:
-    """Return the counting attributes of a node, spelled, without defaults."""
+def attributes_of(domain: str, signature: Signature | None, attributes: Iterable[AttributeProto]) -> Mapping[str, str]:
+    """Return the spelled attributes with an effect on a node's results, without defaults."""
     defaults = _defaults(signature) if signature is not None else _NONE
     counted = {}
     for a in attributes:
@@ -438,7 +438,7 @@ def _defaults(signature: Signature) -> Mapping[str, str]:
 
 
 def _spell(domain: str, a: AttributeProto) -> str:
-    """Return the value of an attribute: numbers and texts in full, tensors by their type, long lists by a digest."""
+    """Spell the value of an attribute: numbers and strings in full, tensors by type, long lists by digest."""
     if a.type not in _TYPES:
         return "unknown"
     value = get_attribute_value(a)
@@ -459,7 +459,7 @@ _LISTS = (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS)
 
 
 def _list(domain: str, items: list[str]) -> str:
-    if domain == "ai.onnx.ml":  # weights, whose number depends on the data that a model was trained with
+    if domain == "ai.onnx.ml":  # weights; their number depends on the training data
         return "a list" if items else "empty"
     if len(items) > _SHOWN:
         return f"{len(items)} items {zlib.crc32(chr(0).join(items).encode()):08x}"
@@ -478,7 +478,7 @@ def _element(code: int) -> str:
 
 
 def spell_type(proto: TypeProto) -> str:
-    """Return a type in full: "float16", "map(int64, float32)", "seq(map(string, float32))"."""
+    """Spell a type in full: "float16", "map(int64, float32)", "seq(map(string, float32))"."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return _element(proto.tensor_type.elem_type)

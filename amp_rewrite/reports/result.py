@@ -1,4 +1,4 @@
-"""Base of all results: a line as repr, a text as str, JSON, HTML."""
+"""Base class of all results: a one-line repr, text as str, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """Base of results for people. A subclass gives its `text`, `to_json` and `brief`."""
+    """Base class of results. Subclasses define `text`, `to_json` and `brief`."""
 
     __slots__ = ()
 
@@ -28,23 +28,23 @@ class Result:
 
     @property
     def brief(self) -> str:
-        """Gist of the result in one line."""
+        """One-line summary of the result."""
         raise NotImplementedError
 
     def figures(self) -> Sequence[Figure]:
-        """Return the drawings of the result, in reading order; none for a result of text alone."""
+        """Return the figures of the result in reading order; empty for a text-only result."""
         return ()
 
     def to_html(self) -> str:
-        """Return a page of the figures, or of the text without any, as HTML reading no other file."""
-        from amp_rewrite.reports.page.page import page_of, written_out  # late: most results are not drawn
+        """Return a self-contained HTML page of the figures, or of the text if there are none."""
+        from amp_rewrite.reports.page.page import page_of, text_figure  # late: most results are not drawn
 
-        return page_of(self.brief, tuple(self.figures()) or (written_out(self.text()),))
+        return page_of(self.brief, tuple(self.figures()) or (text_figure(self.text()),))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of the result as a dictionary."""
-        encoded: dict[str, Any] = json.loads(self.to_json())
-        return encoded
+        decoded: dict[str, Any] = json.loads(self.to_json())
+        return decoded
 
     def __str__(self) -> str:
         return self.text()

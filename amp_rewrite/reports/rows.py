@@ -20,17 +20,17 @@ LOW = frozenset(name for name, dtype in DTYPES.items() if dtype.low)
 FLOATING = frozenset(name for name, dtype in DTYPES.items() if dtype.floating)
 """Spellings of element types in rows."""
 NO_ROW = -1
-"""Source of a weight, of a body's formal input, and of an omitted input."""
+"""Source of weights, formal inputs of bodies, and omitted inputs."""
 FIRST_INPUT = -2
-"""Source of the first input of the model; -3 stands for the second, and so on."""
+"""Source of the model's first input; -3 is the second, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
+    """The model, and the type, settings and lists of its conversion; an inventory only has the model.
 
-    `settings` holds the spellings of options by name. Each is an attribute, too: None for some options at their
-    default. `config`: settings from a file, and the name of the file.
+    `settings` holds the spelled values of options by name. Each is also an attribute; None for an option at its
+    default, if only other values are recorded. `config`: settings from a file, and the file's name.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Header:
 
 
 class Row(NamedTuple):
-    """One op, as it is after the conversion.
+    """One op after the conversion.
 
-    `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds every floating
-    variable. `because` is the name of the op behind the decision, `because_row` its row. `source` and `reason` are the
-    list entry's. `reads` gives the source of each input, looking through copies and casts between floats; the outputs
-    of the bodies of an If, Loop or Scan follow at the end. `attributes` are those of the computation, without defaults.
-    `constants` is a digest of the names of the op's constants.
+    `dtype`: the type of the op's main floating variable, or else of its first output. `variables`: the types of all
+    floating variables. `because`: the name of the op behind the decision; `because_row`: its row. `source` and
+    `reason`: those of the list entry. `reads`: the source of each input, past copies and casts between floats, followed
+    by the outputs of the bodies of an If, Loop or Scan. `attributes`: those with an effect on results, without
+    defaults. `constants`: a digest of the names of the op's constants.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Row(NamedTuple):
     dtype: str
     scope: str = ""
     named: bool = True
-    """True if the name is in the model; otherwise it consists of scope, type and position."""
+    """True if the model names the op; otherwise, the name consists of scope, type and position."""
     variables: Mapping[str, str] = {}
     color: str | None = None
     rule: str | None = None
@@ -81,22 +81,23 @@ class Row(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Name with its scope before it: "loop_1/body/MatMul_3"."""
+        """Name with its scope as a prefix: "loop_1/body/MatMul_3"."""
         return self.name if self.name.startswith(self.scope) else self.scope + self.name
 
     @property
     def why(self) -> str:
         """Rule and the op behind it: "deny_forward because of Exp_3"; empty in an inventory."""
-        due = f" because of {self.because}" if self.because else ""
-        return f"{self.rule}{due}" if self.rule else ""
+        cause = f" because of {self.because}" if self.because else ""
+        return f"{self.rule}{cause}" if self.rule else ""
 
 
 class CastRow(NamedTuple):
     """A conversion of one value between floating types.
 
     `origin`: "inserted" by the conversion, "existing" (a Cast of the model) or "folded" (a removed Cast of the model).
-    `after` is the source of the value as in `Row.reads`, and `slot` its output. `readers` counts its readers on the way
-    to an output. `size` is in bytes as written, with free dimensions as 128; None for an unknown type.
+    `after`: the source of the value, as in `Row.reads`; `slot`: the output of that row. `readers`: the number of
+    readers with an effect on an output of the model. `size`: the bytes written, with free dimensions as 128; None for
+    an unknown type.
     """
 
     value: str
@@ -114,7 +115,7 @@ class CastRow(NamedTuple):
 class PortRow(NamedTuple):
     """An input or output of the model. `dtype` is its type in full: "float16", "seq(map(int64, float32))".
 
-    Of an output, `after` is its source as in `Row.reads`, and `slot` that row's output.
+    For an output, `after` is its source, as in `Row.reads`, and `slot` is the output of that row.
     """
 
     name: str
@@ -137,12 +138,12 @@ class BakeRow:
 
 @dataclass(frozen=True, slots=True)
 class ShiftRow:
-    """A region of values times 2⁻ᵏ, or a value beyond the low type without a shift.
+    """A region of values scaled by 2⁻ᵏ, or an unscaled value beyond the low type's range.
 
-    `value` is the largest of the region, `exponent` its k: 0 for one that is not shifted, and `why` says why.
-    `values` counts the shifted values, `kept` names those of the region that stay as they are since they are too small.
-    `absmax` is the largest magnitude before the shift, `headroom` the factor to the largest number of the type, before
-    and after. `ends` names the ops before or after which a Mul undoes the shift.
+    `value`: the region's largest value. `exponent`: k, or 0 for an unscaled value; then `why` gives the reason.
+    `values`: the number of scaled values. `kept`: names of values in the region too small to scale. `absmax`: the
+    largest magnitude before scaling. `headroom` and `headroom_after`: the factor to the type's largest number, before
+    and after scaling. `ends`: names of the ops before or after which a Mul undoes the scaling.
     """
 
     value: str
@@ -158,12 +159,12 @@ class ShiftRow:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over the whole report; bytes of weights are those of dense initializers and Constants.
+    """Counts over the whole report; weights are the bytes of dense initializers and Constants.
 
-    Compute ops are those on the allow list; in an inventory, matrix products, convolutions and recurrent ops. Raised
-    ops had a low type in the model and have float32 now. Integer ops compute on integers, or runtimes replace them by
-    such ops: those between quantizers. They are not compute ops. `flops` are the operations of compute ops, free
-    dimensions as 128, and `flops_low` those in a low type.
+    Compute ops are those on the allow list or, in an inventory, matrix products, convolutions and recurrent ops. Raised
+    ops had a low type in the model and are float32 now. Integer ops compute on integers, or stand between quantizers,
+    where runtimes replace them with integer ops; they are not compute ops. `flops` counts the operations of compute
+    ops, with free dimensions as 128; `flops_low` counts those in a low type.
     """
 
     ops: int = 0
@@ -211,13 +212,13 @@ class ReportData:
 
     @property
     def raised(self) -> tuple[Row, ...]:
-        """Low ops of the model, float32 now; `note` names the pattern or rule."""
+        """Ops with a low type in the model and float32 now; `note` names the pattern or rule."""
         return tuple(row for row in self.rows if row.rule == reasons.RAISED)
 
     def positions(self, name: str) -> tuple[int, ...]:
-        """Return the positions of ops by a text, () for none: "#12", a path, a name, a type, or a pattern.
+        """Return the positions of the ops selected by "#12", a path, a name, a type or a pattern; () for none.
 
-        The first of these forms that names an op counts. A pattern is one of `convert` by name, op or scope.
+        These forms are tried in order. A pattern is one of `convert`'s, with the keys name, op and scope.
         """
         numbers = {f"#{i}": i for i in range(len(self.rows))} if name.startswith("#") else {}
         if name in numbers:
@@ -227,13 +228,13 @@ class ReportData:
                 return rows
         if not re.search(r"[=*?\[]|^re:", name):
             return ()
-        from amp_rewrite.settings.selectors import parse_pattern  # late: reports are read without onnx
+        from amp_rewrite.settings.selectors import parse_pattern  # late: reading reports does not need onnx
 
         terms = parse_pattern(name)
         for term in terms:
             if term.key not in ("name", "op", "scope"):
                 raise PatternError(
-                    f"pattern {name!r}: a report does not have the key {term.key!r}; use name, op, scope"
+                    f"pattern {name!r}: a report does not have the key {term.key!r}; use name, op or scope"
                 )
         return tuple(
             i
@@ -251,12 +252,12 @@ def _texts(row: Row, key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A changed op, or a changed input or output of the model, whose `op` is "graph input" or "graph output".
+    """A changed op, or a changed model input or output with the `op` "graph input" or "graph output".
 
-    `name` is the one in B, or the one in A of an op that was removed; `was` is the name in A if that differs. `before`
-    and `after` are element types, empty where the op is absent, or the values of an attribute. `variable` says of what:
-    a type variable, "input 0", "output 1" or an attribute; empty for the op as a whole. `why` is the rule behind the
-    type in B. `vertex`: the place in B, among rows, then inputs, then outputs; None for what B lacks.
+    `name`: the name in B or, for a removed op, in A. `was`: the name in A, if different. `before` and `after`: element
+    types, empty on the side without the op, or attribute values. `variable`: the changed part: a type variable,
+    "input 0", "output 1" or an attribute; empty for the whole op. `why`: the rule behind the type in B. `vertex`: the
+    position in B, counting rows, then inputs, then outputs; None for a removed op.
     """
 
     kind: str
@@ -277,13 +278,13 @@ class Change:
 
     @property
     def title(self) -> str:
-        """Name, with the former one."""
+        """Name, followed by the former name."""
         return f"{self.name} (was {self.was})" if self.was else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class CastChange:
-    """A cast of one model alone: `sign` is "+" for B, "-" for A. `place`: the position among the casts of B."""
+    """A cast in only one model: `sign` is "+" for B and "-" for A. `place`: the position among the casts of B."""
 
     sign: str
     value: str

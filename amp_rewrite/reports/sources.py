@@ -1,4 +1,4 @@
-"""Reports of any source: a report, its file, the result of a conversion, or a model, for its inventory."""
+"""Reports from any source: a report, its file, the result of a conversion, or a model to inventory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
 
 ReportSource: TypeAlias = "Report | ModelSource"
-"""Forms of a report that `report_in` takes."""
+"""Sources accepted by `report_in`."""
 
 
 def is_report(source: object) -> bool:
-    """True for a file with the name of a report."""
+    """True for a path with the suffix of a report."""
     return isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".json"
 
 
 def report_in(source: ReportSource) -> Report:
-    """Return a report: itself, of a conversion, from a file, or the inventory of a model."""
+    """Return the report in a source, or the inventory of a model."""
     return report_and_view(source)[0]
 
 
 def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
-    """Return a report, and the view of the model behind its rows; None for a report in a file."""
+    """Return a report and the view of the model behind its rows; the view is None for a report in a file."""
     if isinstance(report := getattr(source, "report", source), Report):
         return report, getattr(source, "view", None)
     if isinstance(source, (str, os.PathLike)) and is_report(source):
@@ -38,7 +38,7 @@ def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
             return Report.from_json(read_regular(Path(source), MAX_CHARACTERS), str(source)), None
         except OSError as error:
             raise ReportError(f"cannot read {source}: {error.strerror}; name a model or a JSON report") from error
-    from amp_rewrite.files.model import Model  # late: two reports are compared without onnx
+    from amp_rewrite.files.model import Model  # late: comparing two reports does not need onnx
     from amp_rewrite.reports.report_builder import inventory_view, report_of
 
     model = Model.load(source)

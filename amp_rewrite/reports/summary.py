@@ -1,4 +1,4 @@
-"""A report as text for people: one screen of summary, and on demand every row."""
+"""Text of a report: a one-screen summary and, on demand, every row."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from amp_rewrite.settings.request import USUAL_TOLERANCES
 
 LOW = ("float16", "bfloat16")
 _LINES, _COLUMNS = 19, 80
-"""The screen that a summary fits; the line about the file that was written follows it."""
+"""Screen size of a summary; a line about the written file follows it."""
 _NEXT, _OPEN = "next: ", "on CUDA: "
-"""Starts of lines to copy, which are never broken: a command, and Python that opens the result."""
+"""Prefixes of lines to copy, which never wrap: a command, and Python code to open the result."""
 _HINTS = {"channels_last": _OPEN, "caches": "between steps: "}
-"""Kinds of findings that stand in front of the next step, with their starts."""
+"""Kinds of findings shown before the next step, with their prefixes."""
 _BATCHES = "batches.npz"
-"""The file that a next step reads."""
+"""The data file in suggested commands."""
 _OBJECTION = 240
-"""Characters of an error that stand in the evidence; onnxruntime's run over several lines."""
-_UNASKED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
-"""Op types whose float32 needs no reason."""
+"""Maximum length of an error in the evidence; those of onnxruntime take several lines."""
+_UNREPORTED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
+"""Op types that stay float32 without a reported reason."""
 _Part = list[str]
 
 
 def summary(report: ReportData, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
     """Return the text of a report; `verbose` adds all Casts, findings and rows. Ends with a newline.
 
-    `more`: lines to insert before the last part, which says how far to trust a conversion; `command` is the next step
-    to trust it more, None for that of the report, "" for none.
+    `more`: lines to insert before the evidence. `command`: the next step; None derives it from the report, "" omits it.
     """
     extra = more.rstrip("\n").split("\n") if more else []
     ending = _evidence(report, next_command(report) if command is None else command, verbose=verbose)
@@ -55,7 +54,7 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     try:
         findings = _findings(report)
         lines = (1 if line.startswith((_NEXT, _OPEN)) else len(_wrapped(line)) for line in (*ending, *extra))
-        last = sum(lines) + bool(extra)  # as a terminal shows them
+        last = sum(lines) + bool(extra)  # as wrapped by a terminal
         room = _LINES - last - (len(findings) + 1 if findings else 0)
         fitted = _fitted([_head(report), *_tables(report), _casts(report)], room)
         return _joined([*fitted, findings, extra, ending])
@@ -68,11 +67,11 @@ def _joined(parts: Iterable[_Part]) -> str:
 
 
 def _fitted(parts: Sequence[_Part], room: int) -> list[_Part]:
-    """Return parts within so many lines, a blank one behind each: the longest tables lose their last lines."""
+    """Shorten the longest parts until all fit into `room` lines, with a blank line after each."""
     first, *rest = [list(part) for part in parts if part]
     while rest and sum(len(part) + 1 for part in (first, *rest)) > room:
         longest = max(rest, key=len)
-        if len(longest) <= 2:  # a table keeps its heading and a line
+        if len(longest) <= 2:  # keep the heading and one line
             break
         longest[-2:] = ["  … (-v shows all)"]
     return [first, *rest]
@@ -85,7 +84,7 @@ def _head(report: ReportData) -> _Part:
     model, totals = report.model, report.totals
     facts = [("work", _work(report))]
     if totals.integer_ops:
-        facts.append(("integers", f"{count(totals.integer_ops, 'op')} between quantizers: their types stay"))
+        facts.append(("integers", f"{count(totals.integer_ops, 'op')} between quantizers keep their types"))
     if totals.weights_before:
         after = f" → {size(totals.weights_after)}" if totals.baked else ""
         facts.append(("weights", f"{size(totals.weights_before)}{after}"))
@@ -94,14 +93,14 @@ def _head(report: ReportData) -> _Part:
     if report.shifts:
         exponents = Counter(row.exponent for row in report.shifts)
         parts = [f"{count(n, 'region')} times 2^-{k}" for k, n in sorted(exponents.items()) if k]
-        parts += [f"{count(exponents[0], 'value')} beyond the type not shifted"] if exponents[0] else []
+        parts += [f"{count(exponents[0], 'unshifted value')} out of range"] if exponents[0] else []
         facts.append(("shifts", ", ".join(parts)))
     needs = [f"{plain(f.subject)} or later" for f in report.findings if f.kind == "needs_release"]
     facts += [("target", ", ".join((plain(model.target), *needs)))] if model.target else []
     if report.findings:
-        asked, whole = sum(map(needs_action, report.findings)), len(report.findings)
-        need = f"{asked} need{'s' if asked == 1 else ''} action" if asked else f"{count(whole, 'note')}, nothing to do"
-        facts.append(("findings", f"{f'{whole}, {need}' if 0 < asked < whole else need} (-v shows all)"))
+        todo, total = sum(map(needs_action, report.findings)), len(report.findings)
+        need = f"{todo} need{'s' if todo == 1 else ''} action" if todo else f"{count(total, 'note')}, nothing to do"
+        facts.append(("findings", f"{f'{total}, {need}' if 0 < todo < total else need} (-v shows all)"))
     settings = {name: value for name, value in model.settings.items() if name != "target"}
     unusual = [f"{name} {plain(value)}" for name, value in settings.items() if value != "default"]
     facts += [("settings", ", ".join(unusual))] if unusual else []
@@ -157,13 +156,13 @@ def _tables(report: ReportData) -> list[_Part]:
 
 def _stayed(report: ReportData) -> _Part:
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
-    high = [row for row in high if row.op not in _UNASKED]
+    high = [row for row in high if row.op not in _UNREPORTED]
     if not high:
         return []
     compute = report.totals.compute_ops - report.totals.compute_lowered - report.totals.compute_raised
     among = f"{count(compute, 'compute op') if compute else 'no compute op'} among them"
     groups = sorted(_grouped(high, lambda row: row.rule or "").items(), key=lambda item: (-len(item[1]), item[0]))
-    if compute:  # these first
+    if compute:  # compute ops first
         groups.sort(key=lambda item: all(row.color != "allow" for row in item[1]))
     lines = _counted((len(rows), reasons.words(rule), rows) for rule, rows in groups)
     heading = f"{len(high)} ops stay float32, {among}" if len(high) > 1 else "1 op stays float32"
@@ -172,7 +171,7 @@ def _stayed(report: ReportData) -> _Part:
 
 def _raised(report: ReportData) -> _Part:
 
-    def cause(row: Row) -> str:  # without the parts of a note that differ from op to op
+    def cause(row: Row) -> str:  # the part of a note shared by similar ops
         return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
 
     groups = _grouped(report.raised, cause)
@@ -192,7 +191,7 @@ def _counted(groups: Iterable[tuple[int, str, Sequence[Row]]]) -> list[str]:
 
 
 def _within(words: str, examples: str) -> str:
-    """Return words and as many of the examples behind them as have room on the line."""
+    """Return the words, followed by as many examples as fit on the line."""
     width = WIDTH.get() or _COLUMNS
     names = examples.removesuffix(", …").split(", ") if examples else []
     line = plain(f"{words} ({examples})" if names else words)
@@ -211,7 +210,7 @@ def _rows(report: ReportData) -> _Part:
     cells = [(row.path, row.op, row.dtype) for row in report.rows]
     if report.inventory:
         return ["ops", *table(cells, head=head)]
-    # A rule that only follows the list has the reason of the list as its note.
+    # A decision by the list alone has the reason from the list as its note.
     notes = (row.note or (row.reason if row.rule and not row.because else "") for row in report.rows)
     whole = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
     return ["ops", *table(whole, head=(*head, "color", "rule", "note"))]
@@ -255,7 +254,7 @@ def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], 
     if not cast.reason.startswith("read in "):
         return ("the model's outputs" if cast.reason.startswith("the model") else "outputs of bodies"), ""
     if cast.after < 0:
-        return ("weights that ops read in both types" if cast.after == NO_ROW else "the model's inputs"), ""
+        return ("weights read in both types" if cast.after == NO_ROW else "the model's inputs"), ""
     if cast.to in LOW:
         return f"after ops in {cast.from_}", _short(report.rows[cast.after].op)
     reader = readers.get((cast.after, cast.to))
@@ -266,21 +265,21 @@ def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], 
 
 
 def needs_action(finding: Finding) -> bool:
-    """True if a finding asks for something: not a fact, not harmless, and not in the table of ops already."""
+    """True if a finding asks for action: not a fact, not harmless, and not already in the table of ops."""
     return finding.kind not in _STATED and not reasons.is_fact(finding.kind, finding.message)
 
 
 _STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
-"""Kinds whose ops stand among those that stay float32; mostly_float32 says what to do if they matter."""
+"""Kinds whose ops are already listed as float32; if they matter, mostly_float32 gives advice."""
 
 
 def _findings(report: ReportData) -> _Part:
     lines: list[str] = []
     for kind, group in by_kind(report.findings).items():
-        if asked := [finding for finding in group if needs_action(finding)]:
-            rest = f" (and {len(asked) - 1} more)" if len(asked) > 1 else ""
-            subject = "" if asked[0].subject == "model" else f"{asked[0].subject}: "
-            words = reasons.remarked(kind, asked[0].message, rest)
+        if urgent := [finding for finding in group if needs_action(finding)]:
+            rest = f" (and {len(urgent) - 1} more)" if len(urgent) > 1 else ""
+            subject = "" if urgent[0].subject == "model" else f"{urgent[0].subject}: "
+            words = reasons.remarked(kind, urgent[0].message, rest)
             if kind == _MOSTLY:
                 words = words.partition(" · ")[2]  # the head and the table of ops say the rest
             lines += _wrapped(f"  {kind}: {subject}{words}")
@@ -304,14 +303,14 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
     if not verbose:
         evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
     hints = [f"{_HINTS[f.kind]}{plain(f.message)}" for f in report.findings if f.kind in _HINTS]
-    asked = [f"{_NEXT}{plain(command)}"] if command else []
-    if _BATCHES in command and (evidence.random or not evidence.data):  # a file to be made
-        asked.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {_arrays(report)})'), _COLUMNS))
-    return [plain(str(evidence)), *hints, *asked]
+    steps = [f"{_NEXT}{plain(command)}"] if command else []
+    if _BATCHES in command and (evidence.random or not evidence.data):  # the user has yet to write the file
+        steps.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {_arrays(report)})'), _COLUMNS))
+    return [plain(str(evidence)), *hints, *steps]
 
 
 def _arrays(report: ReportData) -> str:
-    """Arguments of numpy.savez for the inputs: keywords, or a mapping for names illegal as keywords."""
+    """Return arguments of numpy.savez for the inputs: keywords, or a mapping if a name is not an identifier."""
     names = [port.name for port in report.inputs] or ["name"]
     if all(name.isidentifier() and not iskeyword(name) for name in names):
         return ", ".join(f"{name}=…" for name in names)
@@ -319,12 +318,12 @@ def _arrays(report: ReportData) -> str:
 
 
 def unchecked(report: ReportData) -> bool:
-    """True if a check on real data would tell more of a conversion, and has not been made."""
-    return not (report.inventory or report.evidence.enough or report.evidence.impossible) and _affected(report)
+    """True if the conversion can be checked on real data, and has not been."""
+    return not (report.inventory or report.evidence.conclusive or report.evidence.uncheckable) and _affected(report)
 
 
 def next_command(report: ReportData) -> str:
-    """Return the command to check a conversion on data; a call of Python for a model without a file, "" for none."""
+    """Return the command to check a conversion on data, or a Python call for a model without a file; "" for none."""
     if not unchecked(report):
         return ""
     model, tolerance = report.model, USUAL_TOLERANCES[report.model.to or LOW[0]]

@@ -1,7 +1,8 @@
 """Work of products, convolutions, recurrent ops and attention: operations, and sizes for tensor cores.
 
-Each summed product counts as two operations. Sources: the operator documentation of ONNX and, for contrib operators
-that exporters write, of onnxruntime 1.31.1. onnx infers no shape for the results of these, so their inputs count.
+Each multiply-add counts as two operations. Sources: the operator documentation of ONNX and, for contrib operators
+written by exporters, of onnxruntime 1.31.1. Since onnx does not infer the result shapes of contrib operators, their
+input shapes determine the count.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _MOST = 1e60  # operations; a larger count comes from hostile dims
 
 
 def flops(view: View, op: Op) -> float:
-    """Return the operations of an op, exact for known shapes; 0 for other ops, and if attributes contradict shapes."""
+    """Return an op's operations, exact for known shapes; 0 for other ops, and if attributes contradict shapes."""
     count = _COUNTS.get(op.kind)
     try:
-        known = count(view, op) if count is not None else 0.0
-    except (ArithmeticError, IndexError):  # a stride or a group of 0, sizes beyond all floats
+        operations = count(view, op) if count is not None else 0.0
+    except (ArithmeticError, IndexError):  # a stride or a group of 0, sizes beyond the range of floats
         return 0.0
-    return known if 0 <= known < _MOST else 0.0
+    return operations if 0 <= operations < _MOST else 0.0
 
 
 def _dimension(view: View, value: ValueId | None, axis: int) -> int:
@@ -43,7 +44,7 @@ def _summed(view: View, op: Op) -> float:
 
 
 def _factors(view: View, op: Op) -> float:
-    """Count a product without a known result: each element of one factor meets rows or columns of the other."""
+    """Count a product with an unknown result shape: one factor's elements times rows or columns of the other."""
     first, second = op.inputs[0], op.inputs[1]
     along = -1 if int_attribute(op.node, "transA", 0) else -2
     across = -2 if int_attribute(op.node, "transB", 0) else -1
@@ -62,7 +63,7 @@ def _recurrent(view: View, op: Op) -> float:
 
 
 def _attention(view: View, op: Op, past: int) -> float:
-    """Count attention over projected queries, alone or packed with keys and values; `past`: the input of past keys."""
+    """Count attention over queries, separate or packed with keys and values; `past`: the input of past keys."""
     query, key = op.inputs[0], op.inputs[1] if len(op.inputs) > 1 else None
     elements = float(size(view, query))
     if key is None:
@@ -91,15 +92,15 @@ _COUNTS: Mapping[str, Callable[[View, Op], float]] = {
 # Background User's Guide, "Tensor Core Requirements".
 ALIGNED = 8
 _LARGE = 256
-"""From this size on, NVIDIA asks for multiples of 8 only (TensorFlow's mixed precision guide)."""
-_NAMED = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
+"""From this size up, NVIDIA only asks for multiples of 8 (TensorFlow's mixed precision guide)."""
+_DIMENSIONS = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
 """Names of the dimensions of a weight: the last two of a matrix, the first two of a convolution."""
 
 
 def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
-    """Return the names of low products with a fixed dimension off multiples of 8, in order. O(nodes).
+    """Return the names of low products with a fixed dimension not divisible by 8, in order. O(nodes).
 
-    Keys are the kind of op, the dimension and its size.
+    Keys: the op type, the dimension and its size.
     """
     groups: dict[tuple[str, str, int], list[str]] = {}
     for op in view.ops:
@@ -112,17 +113,17 @@ def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
 
 
 def _aligned_dimensions(view: View, op: Op) -> Iterable[tuple[str, int | None]]:
-    weight = shape_of(view, op.inputs[1]) if op.kind in _NAMED and len(op.inputs) > 1 else None
+    weight = shape_of(view, op.inputs[1]) if op.kind in _DIMENSIONS and len(op.inputs) > 1 else None
     if weight is None or len(weight) < 2:
         return ()
     if op.kind in ("Conv", "ConvTranspose"):
-        depthwise = weight[1] == 1  # off tensor cores
-        return () if depthwise else zip(_NAMED[op.kind], weight[:2], strict=True)
-    names = reversed(_NAMED[op.kind]) if int_attribute(op.node, "transB", 0) else _NAMED[op.kind]
+        depthwise = weight[1] == 1  # does not run on tensor cores
+        return () if depthwise else zip(_DIMENSIONS[op.kind], weight[:2], strict=True)
+    names = reversed(_DIMENSIONS[op.kind]) if int_attribute(op.node, "transB", 0) else _DIMENSIONS[op.kind]
     return zip(names, weight[-2:], strict=True)
 
 
 def better_size(size: int) -> int:
-    """Return the next good size for tensor cores: a power of two below 256, else a multiple of 8."""
+    """Return the next efficient size for tensor cores: a power of two below 256, or else a multiple of 8."""
     power = 1 << max(size - 1, ALIGNED - 1).bit_length()
     return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED

@@ -119,7 +119,7 @@ class Outcome(Result):
         return outcome
 
 
-_READER = record(Outcome, needed=("source", "target", "rc"))
+_READER = record(Outcome, required=("source", "target", "rc"))
 
 
 # -- the job ---------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand.
 
-Scopes form the tree of modules; each part has a place in its scope.
+Scopes form the tree of modules; each part has a position in its scope.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
 _FEW_PORTS = 8
-"""Inputs or outputs of a model that stand among its ops; more of them are put in a scope."""
-LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
+"""Maximum number of inputs or outputs drawn among the ops; more are put in a scope."""
+LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, or a scope to unfold it."
 
 
 def graph(
@@ -37,13 +37,13 @@ def graph(
     changes: Mapping[int, Sequence[Change]] = {},
     added: Collection[int] = (),
 ) -> Figure:
-    """Return the graph of a report as a figure, in columns: docs/how-to/look.md names them.
+    """Return the graph of a report as a figure; docs/how-to/look.md describes the columns of its data.
 
     Args:
-        report: of the model.
-        view: of the model, for modules and operations; without it, names of ops alone tell scopes.
-        changes: what changed about a vertex; rows first, then inputs and outputs.
-        added: positions of the Casts that are new.
+        report: the report of the model.
+        view: the view of the model, for modules and FLOPs; without it, scopes come from the names of ops.
+        changes: the changes of each vertex: rows first, then inputs and outputs.
+        added: positions of the new Casts.
     """
     data = _Graph(report, view, changes, added).data()
     off = element("p", _WITHOUT_SCRIPT, class_="script-off")
@@ -60,19 +60,19 @@ def _side_of_type(dtype: str) -> int:
     return LOW_SIDE if dtype in LOW else HIGH_SIDE if dtype in FLOATING else OTHER_SIDE
 
 
-_WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
+_WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the rest of the page does not."
 
 
 @dataclass
 class _Graph:
-    """The vertices of a graph: rows, then inputs and outputs of the model."""
+    """The data of a graph. Its vertices are rows, then inputs and outputs of the model."""
 
     report: ReportData
     view: View | None
     changes: Mapping[int, Sequence[Change]]
     added: Collection[int]
     words: dict[str, int] = field(default_factory=lambda: {"": 0})
-    """Texts, each held once and named by its number."""
+    """Deduplicated texts with their numbers."""
 
     def __post_init__(self) -> None:
         self.ports = (*self.report.inputs, *self.report.outputs)
@@ -82,7 +82,7 @@ class _Graph:
 
     @cached_property
     def reads(self) -> list[list[int]]:
-        """Vertices behind each input of each vertex; NO_ROW for weights and missing inputs."""
+        """Source vertices of the inputs of each vertex; NO_ROW for weights and omitted inputs."""
         reads = [list(map(self._vertex, row.reads)) for row in self.report.rows]
         reads += [[] for _ in self.report.inputs]
         return [*reads, *([self._vertex(port.after)] for port in self.report.outputs)]
@@ -91,7 +91,7 @@ class _Graph:
         return self.first_input + FIRST_INPUT - source if source <= FIRST_INPUT else source
 
     def data(self) -> dict[str, object]:
-        drawn = [at for at, row in enumerate(self.report.rows) if row.op != "Constant" and not _passes(row)]
+        drawn = [at for at, row in enumerate(self.report.rows) if row.op != "Constant" and not _is_copy(row)]
         order = [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
         paths = paths_of(self.report, [module_of(op.node) for op in self.view.ops] if self.view is not None else ())
         for ports, name in ((self.report.inputs, "inputs"), (self.report.outputs, "outputs")):
@@ -102,8 +102,8 @@ class _Graph:
         cells = list(self._cells())
         rules: dict[str, object] = {}
         for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
-            known = reasons.REASONS.get(rule)
-            rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
+            reason = reasons.REASONS.get(rule)
+            rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": reason is not None and reason.has_page}
         ends = 2 * self.number
         data: dict[str, object] = {
             "rows": len(self.report.rows),
@@ -143,7 +143,7 @@ class _Graph:
         return plain(self.ports[vertex - self.first_input].name)
 
     def _cells(self) -> Iterator[tuple[int | str, ...]]:
-        """Yield the columns of each vertex, texts by their number; a name is a prefix and the rest."""
+        """Yield the columns of each vertex, with numbers for texts; a name is split into a prefix and the rest."""
         for row in self.report.rows:
             prefix, slash, rest = plain(row.path).rpartition("/")
             entry = f"{row.color}: {row.source}{': ' + row.reason if row.reason else ''}" if row.color else ""
@@ -166,9 +166,9 @@ class _Graph:
     # -- casts -------------------------------------------------------------------------------------
 
     def _casts(self) -> Iterator[dict[str, object]]:
-        """Yield the Casts in the result, each with its edges: vertex and reader, in turn.
+        """Yield the Casts in the result with their edges: source and reader, alternating.
 
-        A Cast that another one reads stands on none.
+        A Cast read by another Cast has no edges.
         """
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for at, reads in enumerate(self.reads):
@@ -190,7 +190,7 @@ class _Graph:
                 "readers": cast.readers,
                 "edges": [end for reader in edges for end in (producer, reader)],
                 **({"sign": "+"} if at in self.added else {}),
-                **({"bytes": moved} if (moved := _moved(cast)) is not None else {}),
+                **({"bytes": size} if (size := _moved(cast)) is not None else {}),
             }
 
     def _read(self, at: int, slot: int) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ def _moved(cast: CastRow) -> int | None:
     return cast.size + cast.size * read // written if cast.size is not None and written else None
 
 
-def _passes(row: Row) -> bool:
+def _is_copy(row: Row) -> bool:
     """True for copies and casts; `Row.reads` looks through these."""
     return row.op == "Identity" or (row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING)
 
@@ -221,12 +221,12 @@ def _passes(row: Row) -> bool:
 
 ROOT = 0
 _DEEPEST = 16
-"""Levels of names; deeper ones are one level."""
+"""Maximum number of levels; deeper levels are merged into the last."""
 MOST = 96
-"""Parts of a scope; those of a larger one are put in groups."""
+"""Maximum number of parts in a scope; larger scopes are split into groups."""
 
 _LABEL = 24
-"""Characters of a name in the label of a group."""
+"""Maximum length of a name in the label of a group."""
 
 Path = tuple[str, ...]
 Label = Callable[[int], str]
@@ -235,7 +235,7 @@ Label = Callable[[int], str]
 
 @dataclass(slots=True)
 class Tree:
-    """Scopes by number, parents before their parts; `home` is the scope of each vertex of the graph."""
+    """Scopes by number, with parents first; `home` is the scope of each vertex of the graph."""
 
     names: list[str] = field(default_factory=lambda: [""])
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -247,7 +247,7 @@ class Tree:
         return len(self.names) - 1
 
     def parts(self, order: Sequence[int]) -> dict[int, list[int]]:
-        """Return the parts of each scope, in the order of their first vertex: vertices, then scopes by number."""
+        """Return the parts of each scope, in the order of their first vertices."""
         parts: dict[int, list[int]] = defaultdict(list)
         seen = {ROOT}
         for vertex in order:
@@ -263,26 +263,26 @@ class Tree:
 def paths_of(report: ReportData, modules: Sequence[str] = ()) -> list[Path]:
     """Return the path of scopes of each row.
 
-    A row without a scope lies where its first input is computed; one that reads only weights, where it is read.
+    A row without a scope joins its first computed input or, if it only reads weights, its first reader.
     """
     stated = any(modules)
     slashed = any("/" in row.name for row in report.rows if row.named)
     paths: list[Path] = []
-    silent: list[int] = []
+    unscoped: list[int] = []
     for at, row in enumerate(report.rows):
         body = tuple(part for part in row.scope.split("/") if part)
         own = tuple(part for part in modules[at].split("/") if part) if stated else _named(row)
         if not own and (stated or not row.named or (slashed and "/" not in row.name)):
-            silent.append(at)
-            known = next((read for read in row.reads if 0 <= read < at and report.rows[read].scope == row.scope), None)
-            own = paths[known][len(body) :] if known is not None else ()
+            unscoped.append(at)
+            source = next((read for read in row.reads if 0 <= read < at and report.rows[read].scope == row.scope), None)
+            own = paths[source][len(body) :] if source is not None else ()
         path = body + own
         paths.append(path if len(path) <= _DEEPEST else (*path[: _DEEPEST - 1], "/".join(path[_DEEPEST - 1 :])))
     readers: dict[int, int] = {}
     for at, row in enumerate(report.rows):
         for read in row.reads:
             readers.setdefault(read, at)
-    for at in reversed(silent):
+    for at in reversed(unscoped):
         row, reader = report.rows[at], readers.get(at)
         if all(read < 0 for read in row.reads) and reader is not None and report.rows[reader].scope == row.scope:
             paths[at] = paths[reader]
@@ -299,8 +299,8 @@ def _named(row: Row) -> Path:
 def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
     """Return the tree of scopes.
 
-    A scope of one part gives way to its part. One of more than `MOST` parts has groups instead, of parts that follow
-    each other.
+    A scope with one part is replaced by the part. One with more than `MOST` parts is split into groups of consecutive
+    parts.
     """
     tree = Tree(home=[ROOT] * len(paths))
     waiting: list[tuple[int, int, Sequence[int]]] = [(ROOT, 0, order)]
@@ -330,7 +330,7 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
 
 
 _Parts = list[tuple[str | int, list[int]]]
-"""Parts of a scope, each with its vertices: scopes by name, and vertices by number."""
+"""Parts of a scope with their vertices: scopes by name, and vertices by number."""
 
 
 def _chunks(parts: _Parts) -> list[_Parts]:
@@ -340,12 +340,12 @@ def _chunks(parts: _Parts) -> list[_Parts]:
 
 
 Part = int
-"""A vertex by its number, or a scope by its number after the number of vertices."""
+"""The number of a vertex, or the number of a scope plus the number of vertices."""
 Edges = Iterable[tuple[int, int]]
 
 
 def layers_of(tree: Tree, edges: Edges, order: Sequence[int]) -> list[int]:
-    """Return layer and order of each part: vertices first, then scopes; two numbers each, -1 for parts not drawn."""
+    """Return layer and order of each part, vertices before scopes, as two numbers; -1 for parts not drawn."""
     number = len(tree.home)
     placed = [-1] * (2 * (number + len(tree.names)))
     inner = _inner_edges(tree, edges, frozenset(order))
@@ -360,23 +360,23 @@ def _inner_edges(tree: Tree, edges: Edges, drawn: Collection[int]) -> dict[int, 
     depth = [0] * len(tree.names)
     for scope in range(1, len(tree.names)):
         depth[scope] = depth[tree.parents[scope]] + 1
-    met: dict[tuple[int, int], tuple[int, int, int]] = {}
+    meetings: dict[tuple[int, int], tuple[int, int, int]] = {}
     inner: dict[int, dict[Part, dict[Part, None]]] = defaultdict(lambda: defaultdict(dict))
     number = len(tree.home)
     for producer, reader in edges:
         if producer not in drawn or reader not in drawn:
             continue
         ends = tree.home[producer], tree.home[reader]
-        if ends not in met:
-            met[ends] = _meeting(tree, depth, *ends)
-        scope, first, second = met[ends]
+        if ends not in meetings:
+            meetings[ends] = _meeting(tree, depth, *ends)
+        scope, first, second = meetings[ends]
         source, target = number + first if first >= 0 else producer, number + second if second >= 0 else reader
         inner[scope][source][target] = None
     return inner
 
 
 def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple[int, int, int]:
-    """Return the innermost scope around two scopes, and its part around each; -1 for the scope itself."""
+    """Return the innermost scope around two scopes, and its parts around each; -1 for the scope itself."""
     below_first = below_second = -1
     while first != second:
         if depth[first] >= depth[second]:
@@ -387,7 +387,7 @@ def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple
 
 
 def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[list[Part]]:
-    """Return the parts by layer: each below its sources, and a source without inputs above its readers."""
+    """Return the parts by layer: each below its sources, and a source without inputs right above its readers."""
     ranked = _ranked(parts, readers)
     rank = {part: i for i, part in enumerate(ranked)}
     layer = dict.fromkeys(ranked, 0)
@@ -413,27 +413,27 @@ def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> l
 
 
 def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[Part]:
-    """Return the parts, each after its sources. Scopes on a circle stand in the given order."""
+    """Return the parts in topological order; scopes on a cycle keep the given order."""
     place = {part: i for i, part in enumerate(parts)}
     graph: nx.DiGraph[Part] = nx.DiGraph((part, reader) for part in parts for reader in readers.get(part, ()))
     graph.add_nodes_from(parts)
-    circles = nx.condensation(graph)
-    members = {circle: sorted(inside, key=place.__getitem__) for circle, inside in circles.nodes(data="members")}
-    ordered = nx.lexicographical_topological_sort(circles, key=lambda circle: place[members[circle][0]])
-    return [part for circle in ordered for part in members[circle]]
+    groups = nx.condensation(graph)
+    members = {group: sorted(inside, key=place.__getitem__) for group, inside in groups.nodes(data="members")}
+    ordered = nx.lexicographical_topological_sort(groups, key=lambda group: place[members[group][0]])
+    return [part for group in ordered for part in members[group]]
 
 
 # -- facts ------------------------------------------------------------------------------------------------------
 
 
 _LONGEST = 4096
-"""Characters of metadata that are read; more are not the modules of an op."""
+"""Maximum length of metadata to read; longer texts do not name the modules of an op."""
 _INPUTS = 4
-"""Inputs whose shapes are stated."""
+"""Maximum number of inputs to list."""
 
 
 def input_shapes(view: View) -> str:
-    """Return the shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
+    """Spell the input shapes behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
     inputs = [v for v in view.scopes[MAIN].inputs if view.values[v].tensor is None]
     stated = [f"{view.value_name(v)} {'×'.join(map(str, shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
     more = [f"{len(inputs) - _INPUTS} more"] if len(inputs) > _INPUTS else []
@@ -441,12 +441,12 @@ def input_shapes(view: View) -> str:
 
 
 def module_of(node: NodeProto) -> str:
-    """Return the module of a node, as PyTorch's exporter notes it: "encoder/layers.0"; "" without a note."""
+    """Return the module of a node from the metadata of PyTorch's exporter: "encoder/layers.0"; "" without any."""
     stated = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
     names = torch_scopes(stated.get(TORCH_SCOPES, ""))
     parts: list[str] = []
     before = ""
-    for name in filter(None, names[:-1]):  # the last one is the op's own name
+    for name in filter(None, names[:-1]):  # the last name is the op's own
         parts.append(name.removeprefix(f"{before}."))
         before = name
     return "/".join(parts)

@@ -1,7 +1,7 @@
-"""Figures of measurements as charts in SVG: scores of outputs against the tolerance, and ranges of values.
+"""SVG charts of measurements: scores of outputs against the tolerance, and ranges of values.
 
-A chart has a bar for each item on one axis, in front of bands. Marks stand in percent of the width of the page, so text
-keeps its size on narrow and on wide pages. Numbers beyond an axis stand at its ends.
+A chart has a bar for each item along one axis, in front of bands. Positions are percentages of the page width, so text
+keeps its size on narrow and wide pages. Numbers beyond an axis are drawn at its ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TICKS = 5
 _MIN_POWER, _MAX_POWER = -308, 308
 """Powers of ten in the normal range of a float."""
 _LABEL, _TITLE = 64, 400
-"""Characters of a name beside a row, and of a tooltip."""
+"""Maximum lengths of a row's label and of a tooltip."""
 
 
 # -- axes ----------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class Axis:
 
     @classmethod
     def of(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return an axis for the finite numbers above zero."""
+        """Return an axis for the positive finite numbers."""
         powers = [math.log10(number) for number in numbers if number and 0 < number < math.inf]
         first = max(math.floor(min(powers, default=0.0)), _MIN_POWER)
         last = min(math.ceil(max(powers, default=0.0)), _MAX_POWER)
@@ -49,21 +49,21 @@ class Axis:
         return cls(label, first, last)
 
     def at(self, number: float) -> float:
-        """Return the place of a number from 0 to 1; numbers beyond an end stand there, and NaN at the high one."""
+        """Return the position of a number from 0 to 1: the nearest end for numbers beyond the axis, 1 for NaN."""
         if not 10.0**self.first < number < 10.0**self.last:
             return 0.0 if number <= 10.0**self.first else 1.0
         return (math.log10(number) - self.first) / (self.last - self.first)
 
     def ticks(self, limit: int = _TICKS) -> list[tuple[float, str]]:
-        """Return up to `limit` numbers on the axis, 2 or more, with their labels."""
+        """Return up to `limit` numbers on the axis with their labels; `limit` is at least 2."""
         step = max(1, -(-(self.last - self.first) // (limit - 1)))
-        start = -(-self.first // step) * step  # multiples of the step, so that 1 is a tick where it lies inside
+        start = -(-self.first // step) * step  # multiples of the step, so that 1 is a tick if in range
         powers = range(start, self.last + 1, step)
         return [(10.0**n, f"{10.0**n:.{max(-n, 0)}f}" if -3 < n < 5 else f"1e{n}") for n in powers]
 
 
 def number_text(number: float | None) -> str:
-    """Return a number in three digits; "–" for None."""
+    """Spell a number with three significant digits, or an integer in full; "–" for None."""
     if number is None:
         return "–"
     if math.isinf(number):
@@ -76,7 +76,7 @@ def number_text(number: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share from 0 to 1 as an attribute of SVG: "12.5%"."""
+    """Spell a share from 0 to 1 as an SVG attribute: "12.5%"."""
     return f"{100 * share:.5g}%"
 
 
@@ -85,7 +85,7 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A labelled bar from one number to another, with a text beside it and a tooltip."""
+    """A labeled bar from one number to another, with a text beside it and a tooltip."""
 
     label: str
     low: float
@@ -97,7 +97,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A band of an axis behind all bars, and its words in the legend."""
+    """A band of an axis behind all bars, and its text in the legend."""
 
     low: float
     high: float
@@ -146,15 +146,15 @@ def _below(axis: Axis) -> Element:
 
 
 _OUTPUTS, _BATCHES = 40, 50
-"""Listed outputs, and batches of each: the worst ones."""
+"""Maximum numbers of outputs to list, and of batches of each; the worst come first."""
 
 
 def outputs_figure(
     compared: Sequence[OutputRow], allowed: Criterion, verdict: str, notes: Sequence[str] = ()
 ) -> Figure:
-    """Return the scores of outputs as a figure: a table, and a chart of several errors.
+    """Return the scores of outputs as a figure: a table, and a chart if there are several errors.
 
-    Measures with better scores at higher numbers have no chart.
+    There is no chart for measures in which a higher score is better.
     """
     limit, higher = allowed.limit, allowed.higher
     by_output: dict[str, list[OutputRow]] = {}  # the worst first
@@ -164,15 +164,15 @@ def outputs_figure(
     shown = [row for group in chosen.values() for row in group]
     known = [s for row in shown if (s := row.difference.score) is not None and math.isfinite(s)]
     lead = _lead(compared, len(shown), verdict)
-    head = ("output", "decides", "batch", "score", "error of the largest value")
+    head = ("output", "verdict", "batch", "score", "error / largest value")
     cells = (
         (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled)))
         for row in shown
         for d in [row.difference]
     )
     chart = []
-    if len(known) > 1 and not higher:  # one point is not a chart
-        above = [number for number in known if number > 1e-6 * limit]  # smaller ones stand at the left end
+    if len(known) > 1 and not higher:  # a single point needs no chart
+        above = [number for number in known if number > 1e-6 * limit]  # smaller ones are drawn at the left end
         axis = Axis.of(allowed.measured, [limit / 10, 3 * limit, *above])
         band = Band(0.0, limit, "low", f"allowed: {limit:g}")
         chart = [bars(axis, [_scores(name, group) for name, group in chosen.items()], [band], name=lead)]
@@ -188,7 +188,7 @@ def _badness(difference: Difference, higher: bool) -> tuple[bool, float]:
 
 
 def _scores(name: str, group: Sequence[OutputRow]) -> Bar:
-    """Return the bar of an output, from its best error to its worst; one without a number stands at the right end."""
+    """Return the bar of an output, from its best to its worst error; a failure without a score ends at the right."""
     row, worst = group[0], group[0].difference
     ends = [s for row in group if (s := row.difference.score) is not None and not math.isnan(s)] or [0.0]
     ends += [math.inf] if worst.score is None and not worst.ok else []
@@ -201,10 +201,10 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
     if not compared:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
-    bars = "Each bar goes from the best batch of an output to its worst; " if len(compared) > 1 else ""
+    bars = "Each bar spans the best to the worst batch of an output; " if len(compared) > 1 else ""
     words = f"{bars}{failed} of {len(compared)} comparisons failed. Verdict: {short(verdict)}."
     if shown < len(compared):
-        words += f" The {shown} worst are listed: {_BATCHES} batches of {_OUTPUTS} outputs at most."
+        words += f" The {shown} worst are listed: at most {_BATCHES} batches of {_OUTPUTS} outputs."
     return words
 
 
@@ -212,14 +212,14 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
 
 
 _DRAWN, _LISTED = 12, 500
-"""Values in the chart, and in the table."""
+"""Maximum numbers of values in the chart and in the table."""
 _SMALLEST, _LARGEST = 1e-12, 1e12
-"""Ends of an axis for float16 at most; the smaller one for bfloat16, too."""
+"""Limits of an axis for float16; bfloat16 only has the lower limit."""
 _HEAD = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "flushed to zero", "infinite or NaN")
 
 
 def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
-    """Return the ranges of values as a figure; one value alone is not drawn."""
+    """Return the ranges of values as a figure: a table, and a chart if there are several values."""
     seen = {name: fit for name, fit in values.items() if fit.absmax or fit.nonfinite}
     tight = dict(sorted(seen.items(), key=lambda item: (_mask(item[1]), not item[1].nonfinite, -item[1].absmax)))
     bands = [
@@ -236,14 +236,14 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
     axis = Axis.of("magnitude", [*(min(max(size, _SMALLEST), limit) for size in sizes), *float16])
     chart = bars(axis, spans, bands, name=f"Values with the least headroom in {to.spelling}")
-    note = "The tightest values; the file of ranges holds all." if len(seen) > _LISTED else ""
+    note = "The tightest values; the ranges file has all." if len(seen) > _LISTED else ""
     cells = (_cells(name, fit, to) for name, fit in islice(tight.items(), _LISTED))
     drawing = element("div", *([chart] if len(seen) > 1 else []), numbers_table(_HEAD, cells, right=7, note=note))
     return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing)
 
 
 def _mask(fit: Fit) -> bool:
-    """True for the largest float32: no layer computes it, a mask is filled with it."""
+    """True for the largest float32, the fill value of masks; layers do not compute it."""
     return not fit.nonfinite and fit.absmax >= DType.FLOAT.max
 
 
@@ -281,9 +281,9 @@ def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, left_out: int) -
     beyond = sum(_kind(fit) == "high" for fit in tight.values())
     name, first = next(iter(tight.items()))
     words = [f"Magnitudes of {count(len(tight), 'value')} on {short(data)}, against the range of {to.spelling}."]
-    words += [f"{count(beyond, 'value does', 'values do')} not fit it."] if beyond else []
+    words += [f"{count(beyond, 'value does', 'values do')} not fit."] if beyond else []
     words.append(f"The tightest is {short(name)}: {_ends(first)}, {_spare(first, to)}.")
-    words += [f"{count(left_out, 'value')} zero or not seen, and left out."] if left_out else []
+    words += [f"{count(left_out, 'value is', 'values are')} zero or not seen, and omitted."] if left_out else []
     return " ".join(words)
 
 

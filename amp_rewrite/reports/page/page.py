@@ -1,4 +1,4 @@
-"""One self-contained HTML file: figures, their style, script and numbers; elements and tables."""
+"""Self-contained HTML pages of figures, with style, script and data; elements and tables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from xml.etree.ElementTree import Element, tostring
 from amp_rewrite.reports.render import cut, plain
 
 _SHORT = 24
-"""Characters of a cell that stays on one line."""
+"""Maximum length of a cell kept on one line."""
 _CELL, _REMARK = 160, 400
-"""Characters of a name in a table, and of a remark."""
+"""Maximum lengths of a table cell and of a remark."""
 
 
 # -- tables --------------------------------------------------------------------------------------------
 
 
 def numbers_table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
-    """Return a table to unfold: the numbers of a chart for screen readers."""
+    """Return a folded table of the numbers in a chart, for screen readers."""
     parts = [element("p", note, class_="lead")] if note else []
     return folded("Numbers", *parts, table(head, records, right=right))
 
@@ -33,7 +33,7 @@ def folded(name: str, *parts: Element) -> Element:
 
 
 def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0) -> Element:
-    """Return a scrolling table; long cells are cut."""
+    """Return a scrollable table with long cells truncated."""
     first = len(head) - right
     top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
     numbered = (enumerate(cell for _, cell in zip(head, record, strict=True)) for record in records)
@@ -44,7 +44,7 @@ def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int =
 
 
 def remarks(notes: Iterable[str]) -> list[Element]:
-    """Return caveats of a result as a list; an empty one without any."""
+    """Return the caveats of a result as an HTML list; no element if there are none."""
     items = [element("li", cut(plain(note), _REMARK)) for note in notes]
     return [element("ul", *items, class_="remarks")] if items else []
 
@@ -59,7 +59,7 @@ def _side(column: int, first: int, cell: str = "") -> dict[str, str]:
 
 
 _NAME = 160
-"""Characters of a name in a sentence."""
+"""Maximum length of a name in a sentence."""
 
 
 def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
@@ -79,11 +79,11 @@ def element(tag: str, *children: Element | str, **attributes: str | float) -> El
 
 
 def short(text: str) -> str:
-    """Return a text of others, such as a name, in few characters: of a longer one both ends."""
+    """Escape an untrusted text, such as a name, and shorten it for a sentence."""
     return cut(plain(text), _NAME)
 
 
-def written(tree: Element) -> str:
+def html_of(tree: Element) -> str:
     return tostring(tree, encoding="unicode", method="html")
 
 
@@ -91,15 +91,15 @@ def written(tree: Element) -> str:
 
 
 _SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_view", "board")
-"""Parts of the script, each after those that it uses while it is loaded."""
+"""Parts of the script, each after its dependencies at load time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing on a page.
+    """A figure on a page.
 
-    `name` is its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black and white, with a
-    text for screen readers. `data`: what the script draws, under the name.
+    `name`: its anchor. `lead`: a sentence that introduces it. `drawing`: an element readable in black and white, with
+    text for screen readers. `data`: input of the script, stored under the name.
     """
 
     name: str
@@ -110,10 +110,10 @@ class Figure:
 
 
 def page_of(title: str, figures: Sequence[Figure]) -> str:
-    """Return a page of figures in reading order as one HTML text, without references to other files."""
+    """Return a self-contained HTML page of figures in reading order."""
     parts = "".join(_resource(f"script/{name}.js") for name in _SCRIPT)
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-    digest = b64encode(sha256(script.encode()).digest()).decode()  # a page runs its own script alone
+    digest = b64encode(sha256(script.encode()).digest()).decode()  # a page only runs its own script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = element(
         "head",
@@ -127,17 +127,17 @@ def page_of(title: str, figures: Sequence[Figure]) -> str:
     data = {figure.name: figure.data for figure in figures if figure.data}
     numbers = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'<!doctype html>\n<html lang="en">{written(head)}<style>{style}</style><body>{written(main)}'
+        f'<!doctype html>\n<html lang="en">{html_of(head)}<style>{style}</style><body>{html_of(main)}'
         f'<script type="application/json" id="data">{numbers}</script>'
         f"<script>{script}</script></body></html>\n"
     )
 
 
-def written_out(text: str) -> Figure:
-    """Return the text of a result as a figure: the page of a result without drawings."""
+def text_figure(text: str) -> Figure:
+    """Return the text of a result as a figure, for results without figures."""
     lines = element("pre")
     lines.text = "\n".join(map(plain, text.rstrip("\n").split("\n")))
-    return Figure("text", "Text", "The result in words.", lines)
+    return Figure("text", "Text", "The result as text.", lines)
 
 
 def _section(figure: Figure) -> Element:

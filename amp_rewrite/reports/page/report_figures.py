@@ -1,4 +1,4 @@
-"""Figures of a report: the verdict with the next step, counts, and the graph; and those of a difference."""
+"""Figures of a report (verdict with the next step, counts, graph) and of differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
 
 _SUBJECTS = 20
-"""Subjects in a card of findings."""
+"""Maximum number of subjects on a card of findings."""
 _VERDICTS = {
     "none": "not checked on data",
     "guarded": "guarded by ranges",
@@ -32,9 +32,9 @@ _VERDICTS = {
 
 @gc_paused()
 def report_figures(report: ReportData, view: View | None = None, command: str | None = None) -> tuple[Figure, ...]:
-    """Return summary and graph of a report; with a view of its model, also modules and shapes.
+    """Return the summary and the graph of a report; a view of its model adds modules and shapes.
 
-    `command`: the next step; None for that of the report, "" for none.
+    `command`: the next step; None derives it from the report, "" omits it.
     """
     shapes = input_shapes(view) if view is not None else "free dimensions as 128"
     step = next_command(report) if command is None else command
@@ -42,7 +42,7 @@ def report_figures(report: ReportData, view: View | None = None, command: str | 
 
 
 def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
-    """Return verdict, steps, counts and findings of a report. `shapes`: those behind its FLOPs, in words."""
+    """Return the verdict, next step, counts and findings of a report. `shapes`: those behind its FLOPs, in words."""
     groups = by_kind(report.findings)
     urgent = [kind for kind, group in groups.items() if any(map(needs_action, group))]
     quiet = [kind for kind in groups if kind not in urgent]
@@ -60,15 +60,15 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
         cells = []
         for row in report.shifts:
             why = row.why or f"undone at {count(len(row.ends), 'op')}"
-            times = f"2^-{row.exponent}" if row.exponent else "1"
-            cells.append((row.value, why, times, str(row.values), f"{row.absmax:.4g}" if row.absmax else ""))
-        regions = table(("largest value", "remarks", "times", "values", "magnitude"), cells, right=3)
+            scale = f"2^-{row.exponent}" if row.exponent else "1"
+            cells.append((row.value, why, scale, str(row.values), f"{row.absmax:.4g}" if row.absmax else ""))
+        regions = table(("largest value", "remarks", "scale", "values", "magnitude"), cells, right=3)
         parts += [element("h3", "Range shifts", class_="part"), regions]
     if quiet:
         name = count(sum(len(groups[kind]) for kind in quiet), "finding needs", "findings need") + " no action"
         cards = (_finding(kind, groups[kind], "note") for kind in quiet)
         parts.append(folded(name, element("div", *cards, class_="cards findings")))
-    lead = f"{report.model.name} as it is." if report.inventory else f"{report.model.name} in {report.model.to}."
+    lead = f"Inventory of {report.model.name}." if report.inventory else f"{report.model.name} in {report.model.to}."
     return Figure("summary", "Summary", lead, element("div", *parts))
 
 
@@ -92,7 +92,7 @@ def _counts(report: ReportData, shapes: str) -> list[Element]:
         rest = (
             (totals.casts_to_low, f"to {low}"),
             (totals.casts_to_float32, "to float32"),
-            (totals.casts_existing, "of the model kept"),
+            (totals.casts_existing, "kept from the model"),
             (totals.casts_folded, "removed"),
         )
         inserted = str(totals.casts_to_low + totals.casts_to_float32)
@@ -107,13 +107,13 @@ def _counts(report: ReportData, shapes: str) -> list[Element]:
 
 def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
     messages = [reasons.remarked(kind, finding.message).split(" · ") for finding in group]
-    facts = [(element("b", f.subject), f": {said[0]}") for f, said in zip(group, messages, strict=True)]
+    facts = [(element("b", f.subject), f": {parts[0]}") for f, parts in zip(group, messages, strict=True)]
     means, do = "".join(messages[0][1:2]), " · ".join(messages[0][2:])
     parts = [
         element("p", kind, class_="name"),
         element("p", reasons.KINDS.get(kind, ""), class_="words"),
         element("p", *facts[0]),
-        *(element("p", element("i", f"{name}: "), said) for name, said in (("It means", means), ("To do", do)) if said),
+        *(element("p", element("i", f"{name}: "), text) for name, text in (("It means", means), ("To do", do)) if text),
     ]
     if len(facts) > 1:
         shown = [element("li", *fact) for fact in facts[1:_SUBJECTS]]
@@ -127,7 +127,7 @@ def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
 
 
 _ROWS, _OPEN = 500, 50
-"""Changed ops in the table, and up to how many it is unfolded."""
+"""Maximum numbers of changes in the table, and in a table that starts unfolded."""
 
 
 def changes_figure(
@@ -142,17 +142,17 @@ def changes_figure(
         summary: the changes in one line.
         changes: kind, op, its type, its element types and the reason of each.
         settings: name, value in A and value in B.
-        vertices: the vertex of each change in the graph; None for one that it does not show.
+        vertices: the vertex of each change in the graph; None for one not drawn.
     """
     rows = list(changes)
     each = table(("change", "op", "type", "dtype", "why"), rows[:_ROWS])
     for row, vertex in zip(each.iterfind("table/tbody/tr"), vertices, strict=False):
         if vertex is not None:
-            row[1].set("data-vertex", str(vertex))  # the script makes a link of the name
+            row[1].set("data-vertex", str(vertex))  # the script turns the name into a link
     opened = {"open": ""} if len(rows) <= _OPEN else {}
     parts = [element("details", element("summary", "Each op"), each, **opened)] if rows else []
     parts += [element("h3", "Settings", class_="part"), table(("setting", "A", "B"), settings)] if settings else []
-    lead = f"{summary}." if len(rows) <= _ROWS else f"{summary}. The table holds the first {_ROWS}."
+    lead = f"{summary}." if len(rows) <= _ROWS else f"{summary}. The table lists the first {_ROWS}."
     return Figure("changes", "Differences", lead, element("div", *parts))
 
 
@@ -160,10 +160,10 @@ def changes_figure(
 def marked_graph(
     report: ReportData, view: View | None, changes: Mapping[int, Sequence[Change]], added: Iterable[int]
 ) -> Figure:
-    """Return the newer model as a graph with its changes; see `graph`."""
+    """Return the graph of the newer model with its changes; see `graph`."""
     lead = (
-        f"{short(report.model.name)} from input to output, in folded scopes, open where ops changed; removed ops"
-        " are in the table. Choose an op to see what changed, and why."
+        f"{short(report.model.name)} from input to output; scopes are unfolded where ops changed. Removed ops"
+        " are only in the table. Choose an op to see what changed, and why."
     )
     figure = graph(report, view, changes, frozenset(added))
     return Figure(figure.name, "Graph with the changes", lead, figure.drawing, figure.data)

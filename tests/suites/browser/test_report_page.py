@@ -350,11 +350,11 @@ def test_keys_visit_changes_in_turn_and_each_is_announced_and_explained(visit: V
     seen = set()
     for turn in range(1, number + 1):
         page.keyboard.press("n")
-        assert f"({turn} of {number})" in page.locator(".said").inner_text()
+        assert f"({turn} of {number})" in page.locator(".status").inner_text()
         seen.add(page.locator(".node.chosen").get_attribute("data-part"))
     assert len(seen) == number
     page.keyboard.press("N")
-    assert f"({number - 1} of {number})" in page.locator(".said").inner_text()
+    assert f"({number - 1} of {number})" in page.locator(".status").inner_text()
     chosen = page.locator(".node.chosen")
     assert "raised: float16 → float32" in chosen.get_attribute("aria-label")
     rule = kept().report.rows[int(str(chosen.get_attribute("data-part")))].rule  # type: ignore[union-attr]
@@ -375,7 +375,7 @@ def test_new_items_are_marked_and_new_casts_are_visited_first(visit: Visiting) -
     assert page.locator(".castmark.changed").first.text_content().startswith("+ ")  # type: ignore[union-attr]
     page.get_by_role("button", name="Go to the next Cast").click()
     assert "new: " in details(visited)
-    assert f"of {sum(cast.sign == '+' for cast in lowered().casts)})" in page.locator(".said").inner_text()
+    assert f"of {sum(cast.sign == '+' for cast in lowered().casts)})" in page.locator(".status").inner_text()
 
 
 def test_the_table_of_differences_links_to_the_graph(visit: Visiting) -> None:

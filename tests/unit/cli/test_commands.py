@@ -359,7 +359,7 @@ def test_a_page_suggests_the_same_next_command_as_the_terminal() -> None:
 def test_an_inventory_and_a_report_in_a_file_are_drawn() -> None:
     done = run("report", "net.onnx", "-o", "net.html")
     assert (done.exit_code, done.stderr) == (0, "wrote net.html\n")
-    assert "as it is." in text_of("net.html")
+    assert "Inventory of net.onnx." in text_of("net.html")
 
     run("net.onnx", "-q", "--dry-run", "--report", "report.json")
     assert run("report", "report.json", "-o", "report.html").exit_code == 0

@@ -108,8 +108,8 @@ Edit = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("edit", "fact"),
     [
-        (lambda d: d.pop("batches"), "the whole lacks the field 'batches'; calibrate again"),
-        (lambda d: d.update(schema=2), "schema is 2, this version reads 1; calibrate again"),
+        (lambda d: d.pop("batches"), "the document lacks the field 'batches'; calibrate again"),
+        (lambda d: d.update(schema=2), "schema is 2, but this version reads 1; calibrate again"),
         (lambda d: d.update(to="float32"), "to is 'float32', which is not a low type; calibrate again"),
         (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is not a low type; calibrate again"),
         (lambda d: d.update(batches=True), "batches must be an integer, but is true or false; calibrate again"),
@@ -123,7 +123,7 @@ Edit = Callable[[dict[str, Any]], object]
         (lambda d: d["values"]["x"].update(overflow=11), "values.x counts more than its 10 elements; calibrate again"),
         (lambda d: d["values"]["x"].update(absmin=8e4), "values.x.absmin is larger than its absmax; calibrate again"),
         (lambda d: d["untapped"].update(s=1), "untapped.s must be text, but is an integer; calibrate again"),
-        ("[]", "the whole must be an object, but is a list; calibrate again"),
+        ("[]", "the document must be an object, but is a list; calibrate again"),
         ("[" * 100_000, "nested too deeply, so not a file of ranges"),
         (TEXT.replace("70000.0", "NaN"), "not JSON (NaN is not a JSON number); calibrate again"),
         (TEXT.replace("70000.0", "1e999"), "values.x.absmax must be a finite number that is not negative;"

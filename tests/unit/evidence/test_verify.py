@@ -71,7 +71,7 @@ def test_a_model_agrees_with_itself_and_mismatches_show_the_worst_of_each_output
     verdict = verify(RELU, candidate, batches, atol=2.0)
     assert [row.difference.max_abs for row in verdict.rows] == [0.0, 2.5, 1.25]
     assert [(row.output, row.batch) for row in verdict.worst] == [("y", 1)]
-    assert verdict.because == "output 'y', batch 1: error in units of the allowed one 1.25, at most 1 required"
+    assert verdict.because == "output 'y', batch 1: error in units of the allowed error 1.25, at most 1 required"
 
 
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
@@ -102,7 +102,7 @@ def test_batches_are_read_one_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("candidate", "because"),
     [
-        (model("y = Neg (x)"), "output 'y', batch 0: error in units of the allowed one 6e+05, at most"),
+        (model("y = Neg (x)"), "output 'y', batch 0: error in units of the allowed error 6e+05, at most"),
         (
             model("y = Transpose (x)", y="float[3,2] y"),
             "output 'y', batch 0: the shape is [2, 3] in the reference and [3, 2] here",
@@ -233,7 +233,7 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
     assert found == Difference(
         elements=3,
         ok=True,
-        because="error in units of the allowed one 0.6667, at most 1 required",
+        because="error in units of the allowed error 0.6667, at most 1 required",
         compared=3,
         max_abs=1.0,
         scaled=0.01,

@@ -188,7 +188,7 @@ def test_explain_says_which_ops_are_shifted_and_why() -> None:
     (region,) = [row for row in converted.report.shifts if row.exponent]
     maker = next(op for op in converted.view.ops if f"{region.value}_shifted_{region.exponent}" in op.node.output)
     text = amp_rewrite.explain(converted, maker.name).text()
-    assert f"shifted: it makes its results times 2^-{region.exponent}\n" in text
+    assert f"shifted: its results are scaled by 2^-{region.exponent}\n" in text
     (chain,) = json.loads(amp_rewrite.explain(converted, maker.name).to_json())["chains"]
     assert chain["shift"] == region.exponent
     unmoved = next(row.name for row in converted.report.rows if row.op == "MatMul" and row.name != maker.name)

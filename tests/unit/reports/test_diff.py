@@ -1,4 +1,4 @@
-"""Diffs of reports: which op is which, what counts as which kind of difference, and the four forms."""
+"""Diffs of reports: kinds of differences, matching of ops, and the four formats."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def report(*rows: Row, casts: Iterable[CastRow] = (), name: str = "m", **header:
 
 
 def chain(*ops: str, dtype: str = "float32", prefix: str = "", named: bool = True) -> Report:
-    """Ops that read one another in a row; "MatMul:first" is an op with a name, "MatMul" has a numbered one."""
+    """Return ops in a chain; "MatMul:first" is an op with a name, "MatMul" one with a numbered name."""
     rows = []
     for i, op in enumerate(ops):
         kind, _, name = op.partition(":")
@@ -99,7 +99,7 @@ def test_changed_settings_are_reported_but_are_not_a_difference() -> None:
     assert not diff(a, report(to="float16", settings={"target": "ort-cuda", **usual})).differs
 
 
-# -- which op is which -------------------------------------------------------------------------------
+# -- matching of ops ---------------------------------------------------------------------------------
 
 
 def test_renamed_ops_are_recognized_by_position_even_in_a_long_chain() -> None:
@@ -110,7 +110,7 @@ def test_renamed_ops_are_recognized_by_position_even_in_a_long_chain() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_numbered_names_that_shift_by_inserted_ops_do_not_mislead(named: bool) -> None:
+def test_numbered_names_shifted_by_inserted_ops_do_not_mislead(named: bool) -> None:
     old = ["MatMul", "Relu"] * 20
     new = [*old[:12], "Tanh", "Tanh", *old[12:]]
     delta = diff(chain(*old, named=named), chain(*new, named=named))
@@ -131,7 +131,7 @@ def test_names_distinguish_branches_of_the_same_shape() -> None:
 @pytest.mark.parametrize(
     ("twin_reads", "added"),
     [((), ["t", "twin"]), ((0,), ["a", "t"])],
-    ids=["a name and all above outweigh all below", "all above and below outweigh a name"],
+    ids=["name and upstream outweigh downstream", "upstream and downstream outweigh name"],
 )
 def test_two_kinds_of_evidence_outweigh_the_third(twin_reads: tuple[int, ...], added: list[str]) -> None:
     stem, relu = Row("stem", "Conv", "float16"), Row("a", "Relu", "float16", reads=(0,))
@@ -160,13 +160,13 @@ def test_operands_are_matched_by_position_and_ops_after_others_by_name() -> None
 def test_a_report_and_the_inventory_of_its_result_do_not_differ(path: Path) -> None:
     converted = convert(path)
     delta = diff(converted.report, inventory(converted.model))
-    views = 2 * len(converted.plan.parted)  # the Reshapes around a Transpose, which the report tells as a finding
+    views = 2 * len(converted.plan.parted)  # Reshapes around a Transpose; the report has a finding for them
     assert {kind: number for kind, number in delta.counts.items() if number} == ({"added": views} if views else {})
     assert views or delta.text() == "no difference\n"
     assert diff(inventory(onnx.load(path)), converted.report).counts["raised"] == 0
 
 
-# -- forms and exit ----------------------------------------------------------------------------------
+# -- formats and checks ------------------------------------------------------------------------------
 
 
 def kept() -> Delta:
@@ -238,7 +238,7 @@ def test_types_of_each_input_and_output_are_compared() -> None:
     (change,) = diff(one, op("float32", "int8", "float32")).changes
     assert (change.variable, change.types) == ("inputs", "float32, int8 → float32, int8, float32")
     assert diff(one, op("float32", "unknown")).changes == ()
-    standard = op("float32", kind="Squeeze"), op("float32", "int64", kind="Squeeze")  # one has an operand alone
+    standard = op("float32", kind="Squeeze"), op("float32", "int64", kind="Squeeze")  # only one has the operand
     assert not diff(*standard).differs
 
 
@@ -253,7 +253,7 @@ def test_attributes_are_a_separate_kind_and_an_omitted_one_is_its_default() -> N
     assert (both.fails(["attribute"]), both.fails(["raised"])) == (True, False)
 
 
-def test_inputs_and_outputs_of_the_model_are_compared_by_name_then_by_place() -> None:
+def test_inputs_and_outputs_of_the_model_are_compared_by_name_then_by_position() -> None:
     def io(*ports: tuple[str, str], outputs: Sequence[PortRow] = (PortRow("y", "float32", 0),)) -> Report:
         x = FIRST_INPUT - [name for name, _ in ports].index("x")
         rows = (Row("n", "Relu", "float32", inputs=("float32",), outputs=("float32",), reads=(x,)),)
@@ -314,7 +314,7 @@ def test_unrelated_models_are_called_that_and_functions_are_compared_inside() ->
 
 
 def test_ops_of_reordered_inputs_match_by_the_inputs_names() -> None:
-    """No op has a name, and all are of one kind."""
+    """All ops are nameless and of one type."""
     body = "a = Neg (p) b = Neg (q) c = Neg (r) y = Sum (a, b, c)"
     one, other = (
         inventory(onnx.parser.parse_model(f"{HEAD} g ({inputs}) => (float[2] y) {{ {body} }}"))

@@ -23,7 +23,7 @@ from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
 from amp_rewrite.reports.page.graph import MOST, graph, layers_of, module_of, paths_of, tree_of
 from amp_rewrite.reports.page.measured_figures import Axis, Band, Bar, bars, number_text, outputs_figure, ranges_figure
-from amp_rewrite.reports.page.page import Figure, numbers_table, page_of, written
+from amp_rewrite.reports.page.page import Figure, html_of, numbers_table, page_of
 from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, LOW, NO_ROW, CastRow, Change, Header, PortRow, Row, Totals
@@ -85,7 +85,7 @@ def test_layers_follow_the_data_flow_even_between_mutually_dependent_scopes() ->
 
 
 def drawn(result: Result) -> Any:
-    """The data of the graph of a result."""
+    """Return the graph data of a result."""
     return result.figures()[1].data
 
 
@@ -116,10 +116,10 @@ def test_names_are_whole_and_vertices_do_not_overlap() -> None:
     places = [
         (scope, *ops["place"][2 * v : 2 * v + 2]) for v, scope in enumerate(ops["scope"]) if ops["place"][2 * v] >= 0
     ]
-    taken = [
+    scopes = [
         (parent, *data["scopes"]["place"][2 * s : 2 * s + 2]) for s, parent in enumerate(data["scopes"]["parent"]) if s
     ]
-    assert len({*places, *taken}) == len(places) + len(taken)
+    assert len({*places, *scopes}) == len(places) + len(scopes)
     hidden = {report.rows[v].op for v in range(len(report.rows)) if ops["place"][2 * v] < 0}
     assert hidden == {"Constant", "Identity"}
 
@@ -205,9 +205,9 @@ def test_a_cast_is_drawn_on_the_edges_to_its_readers() -> None:
         Row("other", "Exp", "float32", inputs=("float32",), outputs=("float32",), reads=(0,)),
         Row("if", "If", "float32", inputs=("bool",), outputs=("float32",), reads=(NO_ROW, 0, 2)),
     )
-    told = [("p", "float16", "float32", 0), ("p", "float16", "float64", 0)]
-    told += [("p", "float32", "float16", 0), ("high", "float32", "float16", 2), ("x", "float32", "float16", x)]
-    casts = [CastRow(value, from_, to, after=after) for value, from_, to, after in told]
+    facts = [("p", "float16", "float32", 0), ("p", "float16", "float64", 0)]
+    facts += [("p", "float32", "float16", 0), ("high", "float32", "float16", 2), ("x", "float32", "float16", x)]
+    casts = [CastRow(value, from_, to, after=after) for value, from_, to, after in facts]
     ports = (PortRow("x", "float32"),), (PortRow("y", "float32", after=0),)
     first = replace(report_of_rows(*rows), casts=tuple(casts), inputs=ports[0], outputs=ports[1])
     shown = drawn(first)["casts"]
@@ -228,11 +228,11 @@ NAME = st.text(max_size=4)
 
 
 def checked(figure: Figure) -> str:
-    """Return the text of a figure, once its page is written and every mark stands near its area."""
+    """Return the text of a figure after checking that its page encodes and its marks are in range."""
     page_of("t", [figure]).encode()
     shares = [
         float(share)
-        for share in re.findall(r'(?:[xy]|[xy][12]|c[xy]|width|height)="([^"%]*)%"', written(figure.drawing))
+        for share in re.findall(r'(?:[xy]|[xy][12]|c[xy]|width|height)="([^"%]*)%"', html_of(figure.drawing))
     ]
     assert all(-5.0 <= share <= 105.0 for share in shares)
     assert figure.title and figure.lead
@@ -283,10 +283,10 @@ def test_of_many_ranges_the_tightest_are_drawn_and_a_masks_fill_is_no_warning() 
     figure = ranges_figure(values, DType.FLOAT16, "1 batch")
     checked(figure)
     assert (rows(figure)[0][0], len(rows(figure))) == ("big", 500) and f"{MANY + 1} values" in figure.lead
-    assert len(written(figure.drawing)) < 300_000
+    assert len(html_of(figure.drawing)) < 300_000
     figure = ranges_figure({"mask": Fit(9, 0, DType.FLOAT.max, 1.0, 3), "x": Fit(9, 0, 9.0, 1.0)}, DType.FLOAT16, "d")
     assert "not fit" not in figure.lead and "The tightest is x" in figure.lead
-    assert 'class="span high"' not in written(figure.drawing)
+    assert 'class="span high"' not in html_of(figure.drawing)
 
 
 def test_of_many_outputs_the_worst_are_drawn_with_caveats_below() -> None:
@@ -294,7 +294,7 @@ def test_of_many_outputs_the_worst_are_drawn_with_caveats_below() -> None:
     figure = outputs(scores, 0.009, "failed")
     checked(figure)
     assert {row[0] for row in rows(figure)} == {f"y{i}" for i in range(60, 100)} and "worst are listed" in figure.lead
-    html = written(outputs([], notes=("random data show little", "<i>NaN</i>")).drawing)
+    html = html_of(outputs([], notes=("random data show little", "<i>NaN</i>")).drawing)
     assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in html
     (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
     assert rows(figure) == [["to", "float16", "bfloat16"]]
@@ -321,7 +321,7 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
         outputs([scored(name, 0, 1.0, 1.0, True, name)], verdict=name, notes=[name]),
         *Delta(name, name, (Change("lowered", name, name, why=name),), settings=((name, name, name),)).figures(),
     ):
-        assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000
+        assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(html_of(figure.drawing)) < 10_000
 
 
 LOG = Axis.of("error", [1e-4, 1.0])
@@ -362,7 +362,7 @@ def test_numbers_and_ticks_have_few_digits() -> None:
 def test_names_are_cut_and_escaped_everywhere() -> None:
     name = EVIL + "x" * 10_000
     chart = bars(LOG, [Bar(name, 0.1, 0.2, "low", EVIL, name)], [Band(0.1, 1, "low", name)], name=name)
-    text = "".join(map(written, (chart, numbers_table(("op", EVIL), [(name, "1")], right=1))))
+    text = "".join(map(html_of, (chart, numbers_table(("op", EVIL), [(name, "1")], right=1))))
     tags: list[str] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]

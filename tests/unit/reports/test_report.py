@@ -1,4 +1,4 @@
-"""Reports: what stands in them, their JSON, their text, the chain of reasons, and expectations."""
+"""Reports: contents, JSON, text, chains of reasons, and expectations."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ from amp_rewrite.reports.expect import Expectation
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.report_builder import counting, report_of, spell_type
+from amp_rewrite.reports.report_builder import attributes_of, report_of, spell_type
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, ShiftRow, Totals
 from amp_rewrite.settings.request import RECORDED
 from support.paths import ROOT, TESTS
@@ -55,7 +55,7 @@ scorer (float[8, 16] x) => (float[8, 4] y, float[8, 1] z) <float[16, 16] w, floa
 
 
 def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
-    """The model of an ONNX text, its weights filled with numbers between -1 and 1."""
+    """Parse a model, and fill its weights with numbers from -1 to 1."""
     proto = onnx.parser.parse_model(text)
     for name, shape in weights.items():
         values = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
@@ -181,7 +181,7 @@ FLOAT, INT8 = make_tensor_type_proto(1, None), make_tensor_type_proto(3, None)
 )
 def test_attributes_count_except_positions_types_and_defaults(node: str, counted: dict[str, str]) -> None:
     op = View.of(Model.load(onnx.parser.parse_model(f"{ATTRIBUTED} g (float[2,4] x) => (y) {{ {node} }}"))).ops[-1]
-    assert counting(op.domain, op.signature, op.node.attribute) == counted
+    assert attributes_of(op.domain, op.signature, op.node.attribute) == counted
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_attributes_count_except_positions_types_and_defaults(node: str, counted
 def test_types_are_spelled_in_full(proto: TypeProto, spelled: str) -> None:
     assert spell_type(proto) == spelled
     node = make_node("F", [], [], domain="own", a=proto)
-    assert counting("own", None, node.attribute) == {"a": spelled}
+    assert attributes_of("own", None, node.attribute) == {"a": spelled}
 
 
 def test_sparse_tensors_and_graphs_in_attributes_count() -> None:
@@ -212,7 +212,7 @@ def test_sparse_tensors_and_graphs_in_attributes_count() -> None:
         a=sparse,
         b=onnx.parser.parse_model(f"{ATTRIBUTED} g (float x) => (y) {{ y = Neg (x) }}").graph,
     )
-    assert counting("own", None, node.attribute) == {"a": "sparse_tensor"}
+    assert attributes_of("own", None, node.attribute) == {"a": "sparse_tensor"}
 
 
 def test_json_round_trips_equal_and_byte_for_byte() -> None:
@@ -260,15 +260,15 @@ def changed(**changes: object) -> str:
 
 ROW = {"name": "a", "op": "Relu", "dtype": "float16"}
 MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
-    "cut off": ((GOLDEN / "report.json").read_text("utf-8")[:500], "not JSON"),
+    "truncated": ((GOLDEN / "report.json").read_text("utf-8")[:500], "not JSON"),
     "binary": (b"\xff\x00\x01", "not UTF-8 text"),
-    "a list": ("[]", "the whole must be an object, but is a list"),
+    "a list": ("[]", "the document must be an object, but is a list"),
     "deep": ("[" * 200_000, "nested too deeply"),
-    "long digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
-    "no schema": ("{}", "schema is None, this version reads 1; write the report again"),
+    "too many digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
+    "no schema": ("{}", "schema is None, but this version reads 1; write the report again"),
     "newer, and unknown rows before it": (
         changed(rows=[{"shape": []}], schema=3),
-        "schema is 3, this version reads 1, upgrade amp-rewrite",
+        "schema is 3, but this version reads 1 (upgrade amp-rewrite)",
     ),
     "schema of another type": (changed(schema=True), "schema must be an integer, but is true or false"),
     "NaN": ('{"schema": 1, "totals": {"ops": NaN}}', "NaN is not a JSON number"),
@@ -277,7 +277,7 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "text for a list": (changed(rows="all"), "rows must be a list, but is text"),
     "number for text": (changed(rows=[ROW, {**ROW, "rule": 3}]), "rows[1].rule must be text, but is an integer"),
     "inside a map": (changed(rows=[{**ROW, "variables": {"T": None}}]), "rows[0].variables.T must be text"),
-    "text behind it": (changed() + "{}", "not JSON (Extra data"),
+    "trailing text": (changed() + "{}", "not JSON (Extra data"),
     "reads itself": (changed(rows=[{**ROW, "reads": [0]}]), "rows[0].reads does not name"),
     "reads no input": (changed(rows=[{**ROW, "reads": [-3]}]), "rows[0].reads does not name"),
     "because of nothing": (changed(rows=[{**ROW, "because_row": 1}], casts=[]), "rows[0].because_row does not name"),

@@ -1,4 +1,4 @@
-"""Results for people: one line as repr, text as str, HTML for notebooks, dictionaries; and how they compose."""
+"""Results: one-line repr, text as str, HTML for notebooks, dictionaries, and composition."""
 
 import copy
 import pickle
@@ -123,7 +123,7 @@ def test_diff_accepts_paths_models_results_and_reports(tmp_path: Path) -> None:
 
 def test_rows_are_found_by_name_type_and_pattern() -> None:
     report = convert(net()).report
-    for wanted, names in {
+    for query, names in {
         "soft": ["soft"],
         "#1": ["big"],
         "Softmax": ["soft", "tail"],
@@ -133,16 +133,16 @@ def test_rows_are_found_by_name_type_and_pattern() -> None:
         "op=Softmax,name=t*": ["tail"],
         "scope=first": ["first"],
     }.items():
-        assert [row.name for row in report.find(wanted)] == names, wanted
-    for wanted, message in {
-        "sotf": "first: no op is named 'sotf', or of that type; did you mean 'soft'?",
-        "softmax": "first: no op is named 'softmax', or of that type; did you mean 'Softmax', 'soft'?",
-        "op=Conv": "first: no op is named 'op=Conv', or of that type; name an op, an op type, or a pattern such as"
+        assert [row.name for row in report.find(query)] == names, query
+    for query, message in {
+        "sotf": "first: no op has the name or type 'sotf'; did you mean 'soft'?",
+        "softmax": "first: no op has the name or type 'softmax'; did you mean 'Softmax', 'soft'?",
+        "op=Conv": "first: no op has the name or type 'op=Conv'; name an op, an op type, or a pattern such as"
         " op=MatMul",
-        "feeds=Exp": "pattern 'feeds=Exp': a report does not have the key 'feeds'; use name, op, scope",
+        "feeds=Exp": "pattern 'feeds=Exp': a report does not have the key 'feeds'; use name, op or scope",
     }.items():
         with pytest.raises(PatternError) as error:
-            report.find(wanted)
+            report.find(query)
         assert str(error.value) == message
 
 

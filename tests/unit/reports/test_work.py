@@ -1,4 +1,4 @@
-"""How many operations an op takes, from shapes: each count is written out beside the shapes that it comes from."""
+"""Operations of an op, counted from shapes; expected counts are written out next to their shapes."""
 
 import onnx.parser
 import pytest
@@ -11,8 +11,10 @@ from amp_rewrite.settings.request import Request
 
 
 def counted(node: str, *inputs: str) -> float:
-    """The operations of one op, that makes `y` of inputs with these shapes; an input without one is "*", and other
-    types than float stand before it."""
+    """Count the operations of one op with the result `y` and inputs of these shapes; "*" for an unknown shape.
+
+    A type other than float stands before its shape.
+    """
     named = []
     for at, (kind, _, shape) in enumerate(text.rpartition(" ") for text in inputs):
         named.append(f"{kind or 'float'}{f'[{shape}]' if shape != '*' else ''} i{at}")
@@ -27,7 +29,7 @@ def counted(node: str, *inputs: str) -> float:
 
 # B batches, S queries, P past keys, L keys, H heads of D numbers.
 B, S, P, L, H, D = 2, 3, 4, 5, 6, 8
-SELF = 4 * B * H * D * S * S  # S queries and S keys: each product 2 operations, for scores and for what they select
+SELF = 4 * B * H * D * S * S  # S queries and S keys: 2 operations per product, for scores and for sums of values
 SELF_PAST = 4 * B * H * D * S * (S + P)
 CROSS = 4 * B * H * D * S * L
 NBITS = "com.microsoft.MatMulNBits <K = 5, N = 7, block_size = 16>"
@@ -68,6 +70,6 @@ def test_an_op_counts_two_operations_per_product_in_its_sums(node: str, inputs: 
 
 
 def test_every_counted_op_is_on_the_allow_list() -> None:
-    """A misspelled name in the table would count nothing, and be missed by nobody."""
+    """A misspelled name in the table would silently count nothing."""
     allowed = {entry.name for entry in Request.of().op_lists if entry.color is Color.ALLOW}
     assert set(_COUNTS) <= allowed

@@ -1,9 +1,9 @@
-/** A graph with its toolbar and its details. */
+/** A graph with its toolbar and details. */
 class Board {
   static FEW = 48; static CHANGED = 120; static MANY = 2500;
   constructor(host, G) {
     this.host = host;
-    this.said = make("p", { class: "said", role: "status", "aria-live": "polite" });
+    this.status = make("p", { class: "status", role: "status", "aria-live": "polite" });
     const view = (this.view = new GraphView(G, this)), M = (this.M = view.M);
     this.changed = [...M.changes.keys()].filter((v) => M.drawn(v)).sort((a, b) => a - b);
     const all = M.casts.map((_, c) => c), added = all.filter((c) => M.casts[c].sign);
@@ -18,19 +18,19 @@ class Board {
     let width = host.clientWidth;
     addEventListener("resize", () => { if (host.clientWidth !== width) { width = host.clientWidth; view.fit(false); } });
     if (this.changed.length) view.sight(view.reveal(this.changed[0]));
-    for (const cell of document.querySelectorAll("[data-vertex]")) { // rows of other figures lead to their op
+    for (const cell of document.querySelectorAll("[data-vertex]")) { // rows of other figures link to their op
       const go = () => { view.goTo(Number(cell.dataset.vertex)); host.scrollIntoView({ block: "start" }); };
       cell.replaceChildren(make("button", { class: "link", onclick: go }, cell.textContent));
     }
   }
 
-  // -- turns ---------------------------------------------------------------------------------------
+  // -- steps through Casts and changes -------------------------------------------------------------
   nextCast(step) {
     const number = this.visited.length;
-    if (!number) { this.said.textContent = "no Casts"; return; }
+    if (!number) { this.status.textContent = "no Casts"; return; }
     this.castAt = (Math.max(this.castAt, step < 0 ? 0 : -1) + step + number) % number;
     this.showCast(this.visited[this.castAt]);
-    this.said.textContent += ` (${this.castAt + 1} of ${number})`;
+    this.status.textContent += ` (${this.castAt + 1} of ${number})`;
   }
   showCast(c) {
     const { view } = this, { edges } = this.M.casts[c];
@@ -47,11 +47,11 @@ class Board {
     const number = this.changed.length;
     this.changeAt = (Math.max(this.changeAt, step < 0 ? 0 : -1) + step + number) % number;
     this.view.goTo(this.changed[this.changeAt]);
-    this.said.textContent += ` (${this.changeAt + 1} of ${number})`;
+    this.status.textContent += ` (${this.changeAt + 1} of ${number})`;
   }
 
   // -- search --------------------------------------------------------------------------------------
-  look() {
+  find() {
     const { M } = this, text = this.search.value.trim().toLowerCase();
     const like = M.words.map((w) => w.toLowerCase().includes(text));
     this.hits = [];
@@ -61,11 +61,11 @@ class Board {
     }
     this.found.textContent = text ? plural(this.hits.length, "hit") : "";
   }
-  searching(event) {
+  pressInSearch(event) {
     if (event.key === "Enter") {
       event.preventDefault();
       clearTimeout(this.pause);
-      if (!this.hits.length || this.search.dataset.last !== this.search.value) this.look();
+      if (!this.hits.length || this.search.dataset.last !== this.search.value) this.find();
       this.search.dataset.last = this.search.value;
       const number = this.hits.length;
       if (number) {
@@ -75,7 +75,7 @@ class Board {
       }
     } else if (event.key === "Escape") {
       this.search.value = "";
-      this.look();
+      this.find();
       this.view.back();
       event.stopPropagation();
     }
@@ -86,10 +86,10 @@ class Board {
     const { view, M } = this;
     this.search = make("input", { type: "search", placeholder: "name or type", "aria-label": "Search ops by name or type", size: 18 });
     this.found = make("span", { class: "found", "aria-live": "polite" });
-    this.search.addEventListener("input", () => { clearTimeout(this.pause); this.pause = setTimeout(() => this.look(), 120); });
-    this.search.addEventListener("keydown", (event) => this.searching(event));
+    this.search.addEventListener("input", () => { clearTimeout(this.pause); this.pause = setTimeout(() => this.find(), 120); });
+    this.search.addEventListener("keydown", (event) => this.pressInSearch(event));
     const all = (unfold) => {
-      if (!M.openAll(unfold, Board.MANY)) this.said.textContent = "too many ops to unfold all at once: the first scopes are open";
+      if (!M.openAll(unfold, Board.MANY)) this.status.textContent = "too many ops to unfold all at once; only the first scopes are unfolded";
       view.draw();
       view.fit(false);
     };
@@ -101,7 +101,7 @@ class Board {
       button("+", "Zoom in", () => view.zoom(1.25)), button("−", "Zoom out", () => view.zoom(0.8)),
       button("fit", "Fit the graph", () => view.fit(true)));
     const pane = make("div", { role: "group", "aria-label": "Graph" }, view.keys, make("div", { class: "stage" }, view.frame, view.details.box));
-    this.host.replaceChildren(toolbar, pane, this.said);
+    this.host.replaceChildren(toolbar, pane, this.status);
   }
 }
 

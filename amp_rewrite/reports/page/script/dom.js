@@ -1,15 +1,15 @@
 const svgName = "http://www.w3.org/2000/svg";
 
-/** Return an element with attributes and children; texts are never markup. */
+/** Create an element with attributes and children; text is never parsed as markup. */
 function make(tag, attributes, ...children) {
   const inSvg = /^(svg|g|rect|path|text|title|circle)$/.test(tag);
-  const made = inSvg ? document.createElementNS(svgName, tag) : document.createElement(tag);
+  const created = inSvg ? document.createElementNS(svgName, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+    if (name.startsWith("on")) created.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) created.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  created.append(...children.filter((child) => child !== null && child !== undefined));
+  return created;
 }
 
 const button = (text, title, act) => make("button", { title, "aria-label": title, onclick: act }, text);
@@ -25,15 +25,15 @@ function bytes(number) {
 const LOW_TYPE = /^b?float(16|8.*)$/, HIGH_TYPE = /^(float|double)/;
 const shortType = (type) => type.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i");
 
-/** Return the columns that a text takes: two for wide characters. */
-const wide = (c) => (c.codePointAt(0) >= 0x1100 && !GLYPHS.includes(c) ? 2 : 1);
-const taken = (text) => [...text.slice(0, 200)].reduce((n, c) => n + wide(c), 0);
+/** Return the width of a text in columns: two for wide characters. */
+const columnsOf = (c) => (c.codePointAt(0) >= 0x1100 && !GLYPHS.includes(c) ? 2 : 1);
+const columns = (text) => [...text.slice(0, 200)].reduce((n, c) => n + columnsOf(c), 0);
 const GLYPHS = "▼▲◆≠▸▾…";
 
-/** Return a text cut by columns, and never within a character. */
+/** Truncate a text to a number of columns, never within a character. */
 function cut(text, most) {
-  if (taken(text) <= most) return text;
+  if (columns(text) <= most) return text;
   let kept = "", room = most - 1;
-  for (const c of text) { if ((room -= wide(c)) < 0) break; kept += c; }
+  for (const c of text) { if ((room -= columnsOf(c)) < 0) break; kept += c; }
   return `${kept}…`;
 }

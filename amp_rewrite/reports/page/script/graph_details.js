@@ -1,4 +1,4 @@
-/** What stands beside a graph: an op with what changed, its reasons, inputs and readers; or Casts. */
+/** The pane beside a graph: an op with its changes, reasons, inputs and readers; or Casts. */
 class Details {
   constructor(view) {
     this.view = view;
@@ -6,14 +6,14 @@ class Details {
     this.box.addEventListener("keydown", (event) => { if (event.key === "Escape") { this.clear(); view.back(); } });
     this.clear();
   }
-  say(text) { this.view.board.said.textContent = text; }
+  say(text) { this.view.board.status.textContent = text; }
   clear() {
     const keys = `arrows move, Enter opens, Escape closes, / searches, c goes to the next Cast${this.view.M.changes.size ? ", n to the next change" : ""}, + − 0 zoom`;
-    this.box.replaceChildren(make("p", { class: "hint" }, `Choose an op to see why it has its type. Keys: ${keys}. Drag to move, Ctrl and the wheel zoom.`));
-    const had = this.view.chosen !== null;
+    this.box.replaceChildren(make("p", { class: "hint" }, `Choose an op to see why it has its type. Keys: ${keys}. Drag to move; zoom with Ctrl and the wheel.`));
+    const wasOpen = this.view.chosen !== null;
     this.view.chosen = null;
     this.view.mark();
-    return had;
+    return wasOpen;
   }
   link(v, text) {
     const { M } = this.view;
@@ -30,11 +30,11 @@ class Details {
     const item = make("li", {}, make("b", {}, word("op")), " ", this.link(v), ` is ${word("dtype")}`);
     if (word("variables")) item.append(` (${word("variables")})`);
     if (!rule) {
-      item.append(LOW_TYPE.test(word("dtype")) ? " in the model" : HIGH_TYPE.test(word("dtype")) ? " in the model; nothing decided about it" : ": it computes no floats");
+      item.append(LOW_TYPE.test(word("dtype")) ? " in the model" : HIGH_TYPE.test(word("dtype")) ? " in the model; not decided" : ": it computes no floats");
       return item;
     }
     item.append(": ", make("code", {}, rule), make("br"), M.rules[rule].words + (note ? `: ${note}` : ""));
-    if (M.rules[rule].page) item.append(make("br"), make("code", {}, `amp-rewrite explain ${rule}`), " says more");
+    if (M.rules[rule].page) item.append(make("br"), make("code", {}, `amp-rewrite explain ${rule}`), " has more");
     if (entry) item.append(make("br"), make("span", { class: "entry" }, entry));
     return item;
   }
@@ -57,18 +57,18 @@ class Details {
     const split = (text) => (text ? text.split(", ") : []);
     const inputs = make("ul", {}), read = split(M.word("inputs", v));
     for (let i = 0; i < Math.max(read.length, ops.reads[v].length); i++) {
-      const made = ops.reads[v][i], from = made >= 0 ? this.link(made) : read[i] ? "a weight or constant" : "left out";
+      const source = ops.reads[v][i], from = source >= 0 ? this.link(source) : read[i] ? "a weight or constant" : "omitted";
       const item = make("li", {}, make("code", {}, read[i] || "–"), " ", from);
-      for (const c of (made >= 0 && M.castsOn.get(made * M.number + v)) || []) item.append(" ", this.castText(M.casts[c]));
+      for (const c of (source >= 0 && M.castsOn.get(source * M.number + v)) || []) item.append(" ", this.castText(M.casts[c]));
       inputs.append(item);
     }
     if (inputs.firstChild) fact("inputs", inputs);
-    const made = split(M.word("outputs", v));
-    if (made.length) fact("outputs", make("code", {}, made.join(", ")));
-    const by = [...new Set(M.readers[v] || [])];
-    if (by.length) {
-      const items = by.slice(0, 12).map((r) => make("li", {}, make("b", {}, M.word("op", r)), " ", this.link(r)));
-      if (by.length > 12) items.push(make("li", {}, `and ${by.length - 12} more`));
+    const results = split(M.word("outputs", v));
+    if (results.length) fact("outputs", make("code", {}, results.join(", ")));
+    const readers = [...new Set(M.readers[v] || [])];
+    if (readers.length) {
+      const items = readers.slice(0, 12).map((r) => make("li", {}, make("b", {}, M.word("op", r)), " ", this.link(r)));
+      if (readers.length > 12) items.push(make("li", {}, `and ${readers.length - 12} more`));
       fact("read by", make("ul", {}, ...items));
     }
     this.fill(M.label(v), list);

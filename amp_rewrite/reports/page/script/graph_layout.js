@@ -1,4 +1,4 @@
-/** Sizes and places of the parts that are shown: layers from Python, coordinates here. */
+/** Sizes and positions of the visible parts: layers come from Python, coordinates from here. */
 class GraphLayout {
   static H = 40; static GAPX = 18; static GAPY = 34; static PAD = 14; static HEAD = 24; static WIDEST = 1000;
   constructor(model) {
@@ -6,7 +6,7 @@ class GraphLayout {
     this.boxes = new Map();
     this.extents = new Map(); // right edge of each layer of an open scope
   }
-  /** Lay out all that is shown; return the box of the whole. */
+  /** Lay out all visible parts; return the outermost box. */
   whole() {
     this.boxes.clear();
     this.extents.clear();
@@ -19,8 +19,8 @@ class GraphLayout {
     const box = { p, x: 0, y: 0, w: 0, h: H, rows: null };
     this.boxes.set(p, box);
     if (!M.isOpen(p)) {
-      const head = taken(M.label(p)) + 5 + (M.sign(p) ? 2 : 0);
-      box.w = Math.max(96, Math.min(230, 7.2 * Math.max(head, taken(M.below(p))) + 22));
+      const head = columns(M.label(p)) + 5 + (M.sign(p) ? 2 : 0);
+      box.w = Math.max(96, Math.min(230, 7.2 * Math.max(head, columns(M.below(p))) + 22));
       if (p >= M.number) box.h = H + 8;
       return box;
     }
@@ -37,7 +37,7 @@ class GraphLayout {
       row.h = Math.max(row.h, inner.h);
     }
     const head = p === M.number ? 0 : HEAD;
-    const least = p === M.number ? 0 : 7.2 * taken(cut(M.label(p), 40)) + 60;
+    const least = p === M.number ? 0 : 7.2 * columns(cut(M.label(p), 40)) + 60;
     box.w = Math.max(least, ...box.rows.map((r) => r.w)) + 2 * PAD + 14;
     box.h = head + 2 * PAD + box.rows.reduce((h, r) => h + r.h, 0) + GAPY * Math.max(0, box.rows.length - 1);
     return box;
@@ -60,7 +60,7 @@ class GraphLayout {
     }
     this.extents.set(box.p - this.M.number, right);
   }
-  /** Return the path of an edge. One that passes layers runs at their right. */
+  /** Return the path of an edge. An edge past other layers runs to their right. */
   course(edge, turn) {
     const { M, extents } = this, { GAPY } = GraphLayout;
     const a = this.boxes.get(edge.source), b = this.boxes.get(edge.reader);

@@ -1,10 +1,10 @@
-/** Kinds of change, each with its sign and its color. */
+/** Kinds of change, each with its sign and color. */
 const CHANGES = [
   ["lowered", "▼", "low"], ["raised", "▲", "high"], ["retyped", "◆", "rule3"], ["attribute", "≠", "rule2"],
   ["added", "+", "only"],
 ];
 
-/** A graph's columns, made navigable. Parts are vertices by number, and scopes after them. */
+/** Navigation in a graph's columns. Parts are numbered: vertices first, then scopes. */
 class GraphModel {
   constructor(G) {
     this.G = G;
@@ -15,8 +15,8 @@ class GraphModel {
     for (let s = 1; s < scopes.name.length; s++) if (scopes.place[2 * s] >= 0) this.parts[scopes.parent[s]].push(number + s);
     for (const inside of this.parts) inside.sort((a, b) => this.layerOf(a) - this.layerOf(b) || this.orderOf(a) - this.orderOf(b));
     this.readers = Array.from({ length: number }, () => null);
-    ops.reads.forEach((reads, v) => reads.forEach((made) => {
-      if (made >= 0) (this.readers[made] || (this.readers[made] = [])).push(v);
+    ops.reads.forEach((reads, v) => reads.forEach((producer) => {
+      if (producer >= 0) (this.readers[producer] || (this.readers[producer] = [])).push(v);
     }));
     this.castsOn = new Map();
     G.casts.forEach((cast, c) => {
@@ -41,12 +41,12 @@ class GraphModel {
   orderOf(p) { return p < this.number ? this.ops.place[2 * p + 1] : this.scopes.place[2 * (p - this.number) + 1]; }
   scopeOf(p) { return p < this.number ? this.ops.scope[p] : this.scopes.parent[p - this.number]; }
   isOpen(p) { return p >= this.number && this.open.has(p - this.number); }
-  /** Return a part, and the scopes around it from within. */
+  /** Return a part and the scopes around it, the innermost first. */
   chain(p) { const all = [p]; for (let s = this.scopeOf(p); s >= 0; s = this.scopes.parent[s]) all.push(this.number + s); return all; }
 
   // -- words ---------------------------------------------------------------------------------------
   label(p) { return p < this.number ? this.word("op", p) : this.scopes.name[p - this.number]; }
-  /** Return the sign of a vertex's first change; an empty text for one that did not change. */
+  /** Return the sign of a vertex's first change; "" for an unchanged vertex. */
   sign(p) {
     const at = p < this.number ? this.changeOf(p) : CHANGES.length;
     return at < CHANGES.length ? CHANGES[at][1] : "";
@@ -72,12 +72,12 @@ class GraphModel {
   casting(cast) { return `${cast.from} → ${cast.to}${cast.bytes !== undefined ? `, ${bytes(cast.bytes)} moved` : ", size unknown"}`; }
 
   // -- colors --------------------------------------------------------------------------------------
-  /** Return the position of a vertex's first kind of change among all kinds; their number if there is none. */
+  /** Return the index of a vertex's first kind of change in CHANGES; CHANGES.length for an unchanged vertex. */
   changeOf(v) {
     const first = this.changes.get(v);
     return first ? CHANGES.findIndex(([kind]) => kind === this.words[this.G.changes.kind[first[0]]]) : CHANGES.length;
   }
-  /** Return how to color vertices, by change or by type: the class of a vertex, names of the classes, and their colors. */
+  /** Return the coloring by change or by type: the class of a vertex, and the names and colors of classes. */
   coloring() {
     const { G, ops, words } = this;
     if (G.changes) return {
@@ -117,27 +117,27 @@ class GraphModel {
     }
   }
   shownAs(v) { const top = this.top[this.ops.scope[v]]; return top === -1 ? v : this.number + top; }
-  /** Open the scopes around a vertex; return true if some were folded. */
+  /** Open the scopes around a vertex; return true if any was folded. */
   openAround(v) {
     let changed = false;
     for (let s = this.ops.scope[v]; s > 0; s = this.scopes.parent[s]) if (!this.open.has(s)) { this.open.add(s); changed = true; }
     return changed;
   }
-  /** Unfold the wanted scopes while the drawing stays small, the smallest first; at least eight parts are shown. */
-  unfoldUpTo(most, wanted = () => true) {
+  /** Unfold the eligible scopes, the smallest first, while the drawing stays small; show at least eight parts. */
+  unfoldUpTo(most, eligible = () => true) {
     const { number } = this, size = (p) => this.parts[p - number].length;
     const shown = [number];
     for (let i = 0; i < shown.length; i++) if (this.isOpen(shown[i])) shown.push(...this.parts[shown[i] - number]);
-    let closed = shown.filter((p) => p >= number && !this.isOpen(p) && wanted(p - number)), drawn = shown.length;
+    let closed = shown.filter((p) => p >= number && !this.isOpen(p) && eligible(p - number)), drawn = shown.length;
     while (closed.length) {
       const least = closed.reduce((a, b) => (size(b) < size(a) ? b : a));
       if (drawn > 8 && drawn + size(least) > most) break;
       this.open.add(least - number);
       drawn += size(least);
-      closed = closed.filter((p) => p !== least).concat(this.parts[least - number].filter((p) => p >= number && wanted(p - number)));
+      closed = closed.filter((p) => p !== least).concat(this.parts[least - number].filter((p) => p >= number && eligible(p - number)));
     }
   }
-  /** Fold all scopes, or unfold them from outside up to so many parts; return true if that opens all. */
+  /** Fold all scopes, or unfold them from the outside up to `most` parts; return true if all are unfolded. */
   openAll(unfold, most) {
     this.open.clear();
     this.open.add(0);
@@ -146,21 +146,21 @@ class GraphModel {
     for (; s < this.top.length && shown < most; s++) if (this.open.has(this.scopes.parent[s])) { this.open.add(s); shown += this.parts[s].length; }
     return shown < most;
   }
-  /** Return the edges between the parts that are shown, with the Casts on them. */
+  /** Return the edges between visible parts, with their Casts. */
   edgesShown() {
     const shown = new Map(), { number } = this;
     for (let v = 0; v < number; v++) {
       if (!this.drawn(v)) continue;
       const reader = this.shownAs(v);
-      for (const made of this.ops.reads[v]) {
-        if (made < 0 || !this.drawn(made)) continue;
-        const source = this.shownAs(made);
+      for (const producer of this.ops.reads[v]) {
+        if (producer < 0 || !this.drawn(producer)) continue;
+        const source = this.shownAs(producer);
         if (source === reader) continue;
         const key = source * (number + this.top.length) + reader;
         let edge = shown.get(key);
         if (!edge) shown.set(key, (edge = { source, reader, n: 0, casts: new Set() }));
         edge.n++;
-        for (const c of this.castsOn.get(made * number + v) || []) edge.casts.add(c);
+        for (const c of this.castsOn.get(producer * number + v) || []) edge.casts.add(c);
       }
     }
     return [...shown.values()];

@@ -1,5 +1,5 @@
-/** One graph on the page: its drawing, moved and zoomed by hand, and operable by keys.
- * `board` has the search, and the turns through Casts and changes. */
+/** The interactive drawing of a graph, with panning, zooming and keyboard control.
+ * `board` has the search, and steps through Casts and changes. */
 class GraphView {
   constructor(G, board) {
     this.M = new GraphModel(G);
@@ -109,7 +109,7 @@ class GraphView {
     this.view = { x: cx - ((cx - view.x) * k) / view.k, y: cy - ((cy - view.y) * k) / view.k, k };
     this.show();
   }
-  /** Fit the graph to the width of its frame, from its top; to its height, too, if it is to fit as a whole. */
+  /** Fit the graph to the width of its frame, from the top; with `whole`, also to its height. */
   fit(whole) {
     const w = this.frame.clientWidth, h = this.frame.clientHeight;
     const k = Math.max(whole ? 0.05 : 0.55, Math.min(1.2, w / (this.total.w + 60), whole ? h / (this.total.h + 20) : Infinity));
@@ -124,7 +124,7 @@ class GraphView {
     view.y = frame.clientHeight / 2 - (box.y + h / 2) * view.k;
     this.show();
   }
-  /** Move the view until a part is in sight. */
+  /** Center a part unless it is visible. */
   sight(p) {
     const box = this.layout.boxes.get(p), { view, frame } = this;
     if (!box) return;
@@ -132,7 +132,7 @@ class GraphView {
     if (x < 0 || y < 0 || x + box.w * view.k > frame.clientWidth || y + Math.min(box.h, GraphLayout.H) * view.k > frame.clientHeight) this.center(p);
   }
 
-  // -- acting --------------------------------------------------------------------------------------
+  // -- actions -------------------------------------------------------------------------------------
   get active() { return Boolean(document.activeElement) && this.canvas.contains(document.activeElement); }
   focus(p, silent) {
     if (this.nodes.has(this.current)) this.nodes.get(this.current).setAttribute("tabindex", "-1");
@@ -142,7 +142,7 @@ class GraphView {
     if (!silent) this.nodes.get(p).focus({ preventScroll: true });
   }
   back() { if (this.nodes.has(this.current)) this.nodes.get(this.current).focus({ preventScroll: true }); }
-  /** Fold or unfold a scope, which stays where it is. */
+  /** Fold or unfold a scope without moving it. */
   toggle(s) {
     const { M, view } = this, here = this.active, opened = !M.open.has(s), box = this.layout.boxes.get(M.number + s);
     const at = box ? { x: box.x * view.k + view.x, y: box.y * view.k + view.y } : null;
@@ -155,7 +155,7 @@ class GraphView {
     this.details.say(`${opened ? "unfolded" : "folded"} ${this.M.scopes.name[s]}`);
   }
   act(p) { if (p >= this.M.number) this.toggle(p - this.M.number); else this.details.showOp(p); }
-  /** Unfold the scopes around an op, or around its first reader if it is not drawn; return what is shown. */
+  /** Unfold the scopes around an op, or around its first reader if it is not drawn; return the visible op. */
   reveal(v) {
     const { M } = this, here = this.active, target = M.drawn(v) ? v : (M.readers[v] || []).find((r) => M.drawn(r)) ?? v;
     if (M.openAround(target)) this.draw();
