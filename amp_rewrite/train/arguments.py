@@ -1,6 +1,6 @@
 """Argument checks of the training API: wrong calls, names and values raise errors with a hint.
 
-Users who come from Keras or PyTorch type the names that they know. `HINTS` maps those names to the ones used here.
+Users of Keras and PyTorch type the names they are used to. `HINTS` maps those names to the ones used here.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from amp_rewrite.errors import AmpRewriteError, TrainingError, advice, one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.option import legal_forms
 
-_TRAINABLE = "it is trainable_variables here, and get_weights() has all values"
+_TRAINABLE = "use trainable_variables, or get_weights() for all values"
 HINTS: Mapping[str, str] = {
-    "lr": "it is learning_rate here",
-    "learning_rate": "give it to the optimizer, as in SGD(0.1)",
-    **{name.replace("_", ""): f"it is {name} here" for name in ("beta_1", "beta_2", "batch_size", "training_mode")},
-    "betas": "they are beta_1 and beta_2 here",
-    "eps": "it is epsilon here",
-    "nb_epoch": "it is epochs here",
-    "class_weight": "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
-    "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
+    "lr": "use learning_rate",
+    "learning_rate": "pass it to the optimizer, as in SGD(0.1)",
+    **{name.replace("_", ""): f"use {name}" for name in ("beta_1", "beta_2", "batch_size", "training_mode")},
+    "betas": "use beta_1 and beta_2",
+    "eps": "use epsilon",
+    "nb_epoch": "use epochs",
+    "class_weight": "pass class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
+    "sample_weight": "pass sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
     " and the weights with the data",
-    "run_eagerly": "leave it out: a step is one graph that onnxruntime runs",
-    "loss_weights": "a loss is one formula of one output; compute a sum of losses in the model, and name that value",
-    "dynamic_axes": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
-    "training": "it is training_mode here, and is set when the network is made",
-    "provider": "it is providers here, a list of names",
+    "run_eagerly": "omit it, since onnxruntime runs a step as one graph",
+    "loss_weights": "a loss is one formula for one output; compute the sum of losses in the model, and name that value",
+    "dynamic_axes": "use dynamic, as in dynamic={'input': {0: 'batch'}}",
+    "training": "pass training_mode when you create the network",
+    "provider": "use providers, a list of names",
     # attributes
     **dict.fromkeys(("weights", "variables", "trainable_weights", "parameters", "named_parameters"), _TRAINABLE),
-    "state_dict": "get_weights() or checkpoint() has the values, save(path) writes them",
-    "train": "training_mode=True switches dropout and norms on, when the network is made",
-    "eval": "predict and evaluate compute as in evaluation",
-    "watch": "all variables of a network are watched",
-    "step": "it is apply_gradients(zip(gradients, variables)) or minimize(loss) here",
-    "zero_grad": "leave it out: gradients are values, which nothing adds up",
-    "param_groups": "use hyperparameters such as learning_rate; one holds for all parameters",
-    "backward": "GradientTape().gradient(loss, variables) gives the gradients",
-    "AUC": "compute it from predict(x), by scikit-learn for example",
-    "CrossEntropy": "it is SparseCategoricalCrossentropy for class indices, CategoricalCrossentropy for shares",
-    "CrossEntropyLoss": "it is SparseCategoricalCrossentropy(from_logits=True) here",
+    "state_dict": "get_weights() and checkpoint() return the values, and save(path) writes them",
+    "train": "create the network with training_mode=True to enable dropout and batch statistics",
+    "eval": "predict and evaluate always run in evaluation mode",
+    "watch": "omit it, since a tape watches all variables of a network",
+    "step": "use apply_gradients(zip(gradients, variables)) or minimize(loss)",
+    "zero_grad": "omit it, since gradients are returned and not accumulated",
+    "param_groups": "set hyperparameters such as learning_rate, which apply to all parameters",
+    "backward": "use GradientTape().gradient(loss, variables)",
+    "AUC": "compute it from predict(x), for example with scikit-learn",
+    "CrossEntropy": "use SparseCategoricalCrossentropy for class indices, CategoricalCrossentropy for probabilities",
+    "CrossEntropyLoss": "use SparseCategoricalCrossentropy(from_logits=True)",
 }
 """Names from Keras and PyTorch that do not exist here, each with a hint."""
 
@@ -56,8 +56,8 @@ _T = TypeVar("_T")
 def checked_arguments(*, options: Any = None) -> Callable[[_T], _T]:
     """Raise a TrainingError with a hint for a wrong call of a function, or of a class and its public methods.
 
-    A call is wrong if its arguments do not match the signature, or if Python fails on an argument that does not have
-    the declared type.
+    A call is wrong if its arguments do not match the signature, or if it fails and an argument does not have the
+    declared type.
 
     `options`: the TypedDict of the `**options` parameter.
     """
@@ -70,8 +70,8 @@ def checked_arguments(*, options: Any = None) -> Callable[[_T], _T]:
             inner = getattr(member, "__func__", member)
             public = name in ("__init__", "__call__") or not name.startswith("_")
             if public and isfunction(inner) and not hasattr(inner, "__wrapped__"):
-                own = _checked(inner, declared if name == "__init__" else {})
-                setattr(target, name, own if inner is member else type(member)(own))
+                wrapped = _checked(inner, declared if name == "__init__" else {})
+                setattr(target, name, wrapped if inner is member else type(member)(wrapped))
         return target
 
     return checked
@@ -105,24 +105,24 @@ def _misuse(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> str | None:
-    """Return an error message with a hint for a wrong call; None if the arguments match the declaration."""
-    own, name = [*signature.parameters.values()], function.__qualname__
-    if own and own[0].name in ("self", "cls"):
+    """Return an error message with a hint for a wrong call; None if the arguments match the signature."""
+    formals, name = [*signature.parameters.values()], function.__qualname__
+    if formals and formals[0].name in ("self", "cls"):
         owner = getattr(args[0], "__name__", type(args[0]).__name__)
         name = owner if function.__name__ == "__init__" else f"{owner}.{function.__name__}"
-        own, args = own[1:], args[1:]
-    accepted = [p.name for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        formals, args = formals[1:], args[1:]
+    accepted = [p.name for p in formals if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     accepted += [key for key in declared if key not in signature.parameters]
     unknown = next((key for key in kwargs if key not in accepted), None)
     if unknown is not None:
         hint = HINTS.get(unknown) or advice(unknown, accepted, f"it takes {', '.join(accepted) or 'nothing'}")
         return f"{name} does not take {unknown!r}; {hint}"
-    form = inspect.Signature([p.replace(annotation=p.empty) for p in own])
+    form = inspect.Signature([p.replace(annotation=p.empty) for p in formals])
     try:
-        given = form.bind(*args, **kwargs).arguments
+        bound = form.bind(*args, **kwargs).arguments
     except TypeError as error:
         return f"{name}: {error}; call {name}{form}"
-    for key, value in {**given, **kwargs}.items():
+    for key, value in {**bound, **kwargs}.items():
         if key in accepted and (legal := legal_forms(value, declared[key], function.__globals__)):
             return f"{key} of {name} is {quoted(value)}; pass {legal}"
     return None
@@ -133,8 +133,8 @@ def _text(annotation: Any) -> str:
 
 
 def unknown_attribute(owner: type, name: str) -> AttributeError:
-    own = sorted(n for n in {*dir(owner), *getattr(owner, "__dataclass_fields__", ())} if not n.startswith("_"))
-    hint = HINTS.get(name) or advice(name, own, f"it has {', '.join(own)}")
+    names = sorted(n for n in {*dir(owner), *getattr(owner, "__dataclass_fields__", ())} if not n.startswith("_"))
+    hint = HINTS.get(name) or advice(name, names, f"it has {', '.join(names)}")
     return AttributeError(f"{owner.__name__} has no {name!r}; {hint}")
 
 
@@ -166,7 +166,7 @@ def to_array(value: object, what: str) -> Array:
     try:
         return np.asarray(value)
     except ValueError as cause:
-        raise TrainingError(f"{what} is {quoted(value)}, whose rows have different lengths; pad them") from cause
+        raise TrainingError(f"{what} has rows of different lengths: {quoted(value)}; pad them") from cause
 
 
 def float_array(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
@@ -176,11 +176,11 @@ def float_array(value: object, what: str, dtype: type[np.floating[Any]] = np.flo
             raise TypeError("numpy converts None to NaN")
         return np.array(value, dtype)
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise TrainingError(f"{what} is {quoted(value)}; pass numbers, as an array") from cause
+        raise TrainingError(f"{what} is {quoted(value)}; pass an array of numbers") from cause
 
 
-def whole_number(name: str, value: object, least: int) -> int:
-    """Convert a Python or numpy integer to an int. TrainingError unless it is a whole number ≥ `least`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise TrainingError(f"{name} is {value!r}; use a whole number ≥ {least}")
+def whole_number(name: str, value: object, minimum: int) -> int:
+    """Convert a Python or numpy integer to an int. TrainingError unless it is a whole number ≥ `minimum`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+        raise TrainingError(f"{name} is {value!r}; use a whole number ≥ {minimum}")
     return int(value)

@@ -1,9 +1,9 @@
-"""Loss scales: a factor on the loss keeping float16 gradients from underflowing, and its adaptation.
+"""Loss scales: fixed and adaptive factors on the loss against underflow of float16 gradients.
 
-Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. Constants and the order of decisions are
-those of TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). In Keras 3, in contrast, the dynamic
-scale has neither a lower nor an upper bound. `scale_after` implements the rule both for numbers and for graph nodes,
-so both go through the same states, bit for bit.
+Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. The constants and the order of decisions
+follow TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). In Keras 3, by contrast, the dynamic scale
+is unbounded. `scale_after` implements the rule for both numbers and graph nodes, so the two go through the same
+states, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PERIOD = 2000
 MULTIPLIER = 2.0
 MINIMUM = 1.0
 """Default minimum of the scale, as in TensorFlow."""
-LEAST = float(np.finfo(np.float32).tiny)
+SMALLEST = float(np.finfo(np.float32).tiny)
 """Smallest possible scale: the smallest normal float32 number."""
 
 
@@ -37,7 +37,7 @@ class IndexedSlices(NamedTuple):
 
     Args:
         values: float32 array of gradient rows.
-        indices: integer vector with the row number of each.
+        indices: integer vector with the row number of each gradient row.
         dense_shape: the shape of the dense gradient, if known.
     """
 
@@ -64,14 +64,14 @@ def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any
     due = counted >= np.int64(rule.increment_period)
     if rule.backoff_factor is None:
         factor = np.float32(rule.multiplier)
-        grown, less = scale * factor, scale / factor
+        grown, shrunk = scale * factor, scale / factor
     else:  # products of doubles, as PyTorch computes them
         wide = scale.astype(np.float64)
-        grown, less = (
+        grown, shrunk = (
             (wide * np.float64(factor)).astype(np.float32) for factor in (rule.multiplier, rule.backoff_factor)
         )
     up = np.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
-    down = np.maximum(less, np.float32(rule.minimum))
+    down = np.maximum(shrunk, np.float32(rule.minimum))
     return np.where(finite, up, down), np.where(finite & ~due, counted, np.int64(0))
 
 
@@ -79,8 +79,8 @@ def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any
 class LossScale(ABC):
     """Base class of loss scales. Subclasses implement `__call__`, `update` and `get_config`.
 
-    `get_config` returns the arguments of the subclass's `__init__`. A custom subclass works in custom loops only: a
-    training step computes its scale in the graph, and therefore takes a `FixedLossScale` or a `DynamicLossScale`. Two
+    `get_config` returns the arguments of the subclass's `__init__`. A custom subclass works only in custom
+    loops: a training step computes its scale in the graph, so it needs a `FixedLossScale` or a `DynamicLossScale`. Two
     scales of the same class and configuration are equal.
 
     Example:
@@ -112,7 +112,7 @@ class LossScale(ABC):
 
     @abstractmethod
     def update(self, grads: object) -> tuple[Any, bool]:
-        """Adapt the scale to the unscaled gradients of a step, a nest of arrays. Return (None, True to apply them)."""
+        """Adapt the scale to a step's unscaled gradients, a nest of arrays. Return (None, whether to apply them)."""
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -175,8 +175,8 @@ class DynamicLossScale(LossScale):
             float32.
         multiplier: factor by which the scale grows.
         backoff_factor: factor after a nonfinite step, below 1; None divides by `multiplier`.
-        minimum: the smallest scale, by default that of TensorFlow; the first nonfinite step at the minimum warns. If
-            gradients overflow even without a scale, set a minimum below 1.
+        minimum: the smallest scale, by default TensorFlow's; the first nonfinite step at this scale warns. If gradients
+            overflow even without a scale, set a minimum below 1.
 
     Raises:
         TrainingError: the scale is not finite or below its minimum, the period is below 1, or a factor is out of range.
@@ -196,14 +196,14 @@ class DynamicLossScale(LossScale):
 
     def __post_init__(self) -> None:
         period, backoff, largest = self.increment_period, self.backoff_factor, DType.FLOAT.max
-        self.minimum = _number("minimum", self.minimum, LEAST, MINIMUM)
+        self.minimum = _number("minimum", self.minimum, SMALLEST, MINIMUM)
         self.initial_loss_scale = _number("initial loss scale", self.initial_loss_scale, self.minimum, largest)
         self.increment_period = int(_number("increment period", period, 1, _LONGEST))
         if self.increment_period != period:
             raise TrainingError(f"invalid increment period {period!r}; use a whole number of steps ≥ 1")
-        self.multiplier = _number("multiplier", self.multiplier, 1, largest, other_than=1)
+        self.multiplier = _number("multiplier", self.multiplier, 1, largest, excluded=1)
         if backoff is not None:
-            self.backoff_factor = _number("backoff factor", backoff, LEAST, 1, other_than=1)
+            self.backoff_factor = _number("backoff factor", backoff, SMALLEST, 1, excluded=1)
         self.state, self._warned = self.initial, False
 
     @classmethod
@@ -216,14 +216,14 @@ class DynamicLossScale(LossScale):
     ) -> DynamicLossScale:
         """Return a new scale from the arguments of torch.amp.GradScaler, with its defaults.
 
-        It goes through the same scales as a GradScaler, also below 1, down to 2**-126, the smallest normal number. At
-        scales above about 2**120 gradients may overflow in one of them alone.
+        It goes through the same scales as a GradScaler, even below 1, down to 2**-126, the smallest normal number.
+        Above about 2**120, gradients may overflow with only one of the two.
 
         Args:
             init_scale: the first scale.
-            growth_factor: factor after `growth_interval` finite steps in a row.
+            growth_factor: factor after `growth_interval` consecutive finite steps.
             backoff_factor: factor after a nonfinite step.
-            growth_interval: finite steps in a row after which the scale grows.
+            growth_interval: number of consecutive finite steps before the scale grows.
 
         Example:
             >>> from amp_rewrite.train import DynamicLossScale
@@ -231,7 +231,7 @@ class DynamicLossScale(LossScale):
             >>> scale.update([float("inf")]), float(scale())
             ((None, False), 16384.0)
         """
-        return cls(init_scale, growth_interval, growth_factor, backoff_factor, LEAST)
+        return cls(init_scale, growth_interval, growth_factor, backoff_factor, SMALLEST)
 
     @property
     def initial(self) -> ScaleState:
@@ -243,7 +243,7 @@ class DynamicLossScale(LossScale):
         return np.array(self.state.scale, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
-        """Adapt the scale to the gradients of a step. Return (None, True to apply them).
+        """Adapt the scale to the gradients of a step. Return (None, whether to apply them).
 
         A nest without gradients counts as finite. With several workers, pass the reduced gradients, so that all
         workers make the same decision.
@@ -251,11 +251,11 @@ class DynamicLossScale(LossScale):
         finite = all_finite(grads)
         if not finite and self.state.scale <= np.float32(self.minimum) and not self._warned:
             self._warned = True
-            lower = "scale the loss down, or look for NaN in data and loss"
+            lower = "scale the loss down, or look for NaN in the data and the loss"
             if self.minimum == MINIMUM:
                 lower = f"let it fall further with DynamicLossScale(minimum=2**-14) or of_grad_scaler(), or {lower}"
             warnings.warn(
-                f"gradients are not finite at the least loss scale, {self.minimum:g}, so the step is skipped; {lower}",
+                f"gradients are not finite at the minimum loss scale {self.minimum:g}, so the step is skipped; {lower}",
                 UserWarning,
                 stacklevel=3,
             )
@@ -269,7 +269,7 @@ class DynamicLossScale(LossScale):
         return ScaleState(np.float32(scale), int(good_steps))
 
     def get_config(self) -> dict[str, Any]:
-        """Return arguments for `from_config`, without the state; checkpoints store that."""
+        """Return arguments for `from_config`, without the state, which checkpoints store."""
         settings = {part: getattr(self, part.name) for part in fields(self)}
         not_in_tensorflow = ("backoff_factor", "minimum")
         return {p.name: v for p, v in settings.items() if p.name not in not_in_tensorflow or v != p.default}
@@ -285,11 +285,11 @@ _LONGEST = 2**63 - 1
 """Largest number of steps in an int64 counter."""
 
 
-def _number(what: str, value: object, least: float, most: float, other_than: float | None = None) -> float:
+def _number(what: str, value: object, low: float, high: float, excluded: float | None = None) -> float:
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not least <= number <= most or number == other_than:
-        excluded = "" if other_than is None else f" other than {other_than:g}"
-        raise TrainingError(f"invalid {what} {value!r}; use a number{excluded} from {least:.3g} to {most:.3g}")
+    if not low <= number <= high or number == excluded:
+        exception = "" if excluded is None else f" other than {excluded:g}"
+        raise TrainingError(f"invalid {what} {value!r}; use a number{exception} from {low:.3g} to {high:.3g}")
     return number
 
 
@@ -297,7 +297,7 @@ _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScal
 
 
 def get(loss_scale: object) -> LossScale | None:
-    """Convert None, a number, "dynamic", a `serialize` result or a LossScale to a loss scale; else TrainingError."""
+    """Convert None, a number, "dynamic", a `serialize` result or a LossScale to a loss scale, else TrainingError."""
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
@@ -331,7 +331,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
 
 def all_finite(grads: object) -> bool:
-    """True if all gradients in a nest are finite. None is ignored; of a sparse gradient, the values are checked."""
+    """Return True if all gradients in a nest are finite; None and sparse gradients' indices are ignored."""
     if isinstance(grads, IndexedSlices):
         grads = np.asarray(grads.values)
     if isinstance(grads, Mapping):
@@ -340,7 +340,7 @@ def all_finite(grads: object) -> bool:
         return all(map(all_finite, grads))
     array = np.asarray(0.0 if grads is None else grads)
     if array.dtype.kind in "OSU":
-        raise TrainingError(f"a gradient is {quoted(grads)}; pass numbers, as an array")
+        raise TrainingError(f"a gradient is {quoted(grads)}; pass an array of numbers")
     return bool(np.isfinite(array).all())
 
 
@@ -364,7 +364,7 @@ def class_of(
     if found is None or not isinstance(inner, Mapping):
         names = ", ".join(sorted({cls.__name__ for cls in classes.values()}))
         raise TrainingError(
-            f"not a serialized {what}: {dict(config)!r}; use the result of serialize() of {names}, and name your own"
-            " classes in custom_objects"
+            f"not a serialized {what}: {dict(config)!r}; pass the serialize() result of {names}, or list custom classes"
+            " in custom_objects"
         )
     return found, inner

@@ -1,7 +1,7 @@
 """Policies (the element types of parameters, arithmetic and results) and the process-wide settings.
 
 The process-wide settings are the only global state of the package; sessions and training steps read them. Names,
-errors, warnings and the order of effects are those of Keras in TensorFlow 2.1 to 2.3. A mixed policy and
+errors, warnings and the order of effects follow Keras in TensorFlow 2.1 to 2.3. A mixed policy and
 `enable_mixed_precision_graph_rewrite` (in `train.keras`) are mutually exclusive.
 """
 
@@ -29,7 +29,7 @@ class Policy:
 
     The name is "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), or an
     element type for all three, such as "float16" or "f32". "_infer" changes no types. Names, defaults, errors and the
-    warning are those of Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it creates a layer; here, the
+    warning follow Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it creates a layer; here, the
     function that receives the policy checks it. The attribute `loss_scale` is None or a `LossScale`, which compares
     equal to its short form ("dynamic" or a number).
 
@@ -57,7 +57,7 @@ class Policy:
             raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
         if self.name.endswith(_OLD):
             mixed = f"mixed_{self.name.removesuffix(_OLD)}"
-            raise PolicyError(f"policies no longer end in {_OLD!r}; use {mixed!r} instead of {self.name!r}")
+            raise PolicyError(f"policy names no longer end in {_OLD!r}; use {mixed!r} instead of {self.name!r}")
         try:
             if not self.mixed and self.name != _INFER:
                 object.__setattr__(self, "name", DType.parse(self.name).spelling)
@@ -72,10 +72,10 @@ class Policy:
         object.__setattr__(self, "loss_scale", scale)
         if scale is not None and self.compute is not DType.FLOAT16:
             # stacklevel 3 is the caller of the generated __init__
-            low = self.compute_dtype or "the types of the model"
+            low = self.compute_dtype or "the model's types"
             warnings.warn(
-                f"policy {self.name!r} has a loss scale, but computes in {low}: loss scaling only helps float16, whose"
-                " small gradients vanish",
+                f"policy {self.name!r} has a loss scale, but computes in {low}; loss scaling only helps float16, where"
+                " small gradients vanish, so pass loss_scale=None",
                 UserWarning,
                 stacklevel=3,
             )
@@ -128,12 +128,12 @@ class Policy:
             PolicyError: a key is unknown.
         """
         if not {"name"} <= config.keys() <= {"name", "loss_scale"}:
-            raise PolicyError(f"not a policy's configuration: {config!r}; it has `name` and may have `loss_scale`")
+            raise PolicyError(f"not a policy configuration: {config!r}; it must have `name`, and may have `loss_scale`")
         return cls(**config)
 
     @classmethod
     def of(cls, policy: str | Policy | None) -> Policy:
-        """Return a policy itself, or the policy of a name; None stands for float32."""
+        """Return a policy as it is, or create one from its name; None means float32."""
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 
@@ -150,7 +150,7 @@ class ProcessSettings:
 
     `policy`: None unless `set_policy` set one. `rewriting`: True if new sessions convert their models; None if the
     rewrite was never enabled. `plain_sessions`: number of sessions opened without a conversion. `devices_checked`:
-    True once the warning about slow float16 was considered.
+    True after the check for devices with slow float16.
     """
 
     policy: Policy | None = None
@@ -197,7 +197,7 @@ def _set(policy: str | Policy | None, stacklevel: int) -> None:
     chosen = None if policy is None else Policy.of(policy)
     if chosen is not None and not (chosen.compute and chosen.compute.floating):
         raise PolicyError(
-            f"a policy for a whole process must compute in a floating type, but {chosen.name!r} does not; use"
+            f"the policy of a process must compute in a floating-point type, but {chosen.name!r} does not; use"
             " mixed_float16, mixed_bfloat16 or float32"
         )
     if chosen is not None and chosen.mixed and state.rewriting:
@@ -217,7 +217,7 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
     """Set the policy of the process inside a `with` block, then restore the previous one.
 
     Args:
-        policy: as `set_policy` takes it.
+        policy: as for `set_policy`.
 
     Returns:
         A context manager.
@@ -237,7 +237,7 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
 
 
 def policy_of_sessions() -> Policy:
-    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else the policy of the process."""
+    """Return the default policy of sessions: mixed_float16 while the rewrite is on, or the policy of the process."""
     return Policy("mixed_float16") if state.rewriting else global_policy()
 
 

@@ -1,6 +1,6 @@
-"""Data-parallel training: the replicas, the averaging of their gradients, and the rows of each.
+"""Data-parallel training: replicas, averaging of their gradients, and sharding of batches.
 
-Each replica computes the gradients of its own rows. One all-reduce averages them before the test for finite values,
+Each replica computes the gradients of its own rows. One all-reduce averages them before the finite test,
 so all replicas see the same bits and skip the same steps, as in TensorFlow.
 """
 
@@ -25,7 +25,7 @@ TIMEOUT = 300.0
 
 @runtime_checkable
 class Replicas(Protocol):
-    """The processes of one training, as seen by one of them: number `rank` of `world`."""
+    """The processes of a training run, as seen by one of them: number `rank` of `world`."""
 
     @property
     def rank(self) -> int:
@@ -45,7 +45,7 @@ class Replicas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleReplica:
-    """The only replica of a training."""
+    """The only replica of a training run."""
 
     rank: int = 0
     world: int = 1
@@ -56,7 +56,7 @@ class SingleReplica:
 
 @dataclass(frozen=True, slots=True)
 class TorchReplicas:
-    """Replicas of torch.distributed's current process group. `device`: the device summing the vectors."""
+    """Replicas of torch.distributed's current process group. `device`: the device for the sums."""
 
     rank: int
     world: int
@@ -73,7 +73,7 @@ class TorchReplicas:
         except RuntimeError as cause:  # torch's own errors are RuntimeErrors too
             raise TrainingError(
                 f"replica {self.rank} of {self.world} got no answer from the others (timeout {self.timeout:g} s): one"
-                " has ended, or has fewer batches; restart all of them, each with the last checkpoint"
+                " has exited, or has fewer batches; restart all replicas from the last checkpoint"
             ) from cause
         return np.asarray(tensor.cpu().numpy())
 
@@ -82,7 +82,7 @@ class TorchReplicas:
 def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> Iterator[Replicas]:
     """Join the other replicas; `torchrun --nproc-per-node 2 train.py` starts two.
 
-    A process that was started without torchrun is a `SingleReplica`.
+    Without torchrun, the process is a `SingleReplica`.
 
     Args:
         backend: "gloo" or "nccl"; by default nccl if PyTorch has a GPU, else gloo.
@@ -129,8 +129,8 @@ def _device(backend: str, gpus: int) -> str:
         return "cpu"
     if gpus != 1:
         raise TrainingError(
-            f"nccl needs one GPU per process, but this process sees {gpus}; set CUDA_VISIBLE_DEVICES to its own"
-            " (LOCAL_RANK), or use the backend gloo"
+            f"nccl needs one GPU per process, but this process sees {gpus}; set CUDA_VISIBLE_DEVICES to its"
+            " LOCAL_RANK, or use the gloo backend"
         )
     return "cuda:0"
 
@@ -145,7 +145,7 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
     Args:
         replicas: the replicas.
         arrays: one array per variable; None stays None.
-        rows: the weight of this replica: its number of rows.
+        rows: number of rows of this replica, as its weight.
 
     Returns:
         The float32 means, with the shapes of `arrays`.
@@ -159,10 +159,10 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
     """
     present = [np.asarray(a, np.float32) for a in arrays if a is not None]
     ends = np.cumsum([a.size for a in present])
-    with np.errstate(over="ignore", invalid="ignore"):  # nonfinite values have to reach all replicas
+    with np.errstate(over="ignore", invalid="ignore"):  # nonfinite values must reach all replicas
         bucket = np.empty(sum(a.size for a in present) + 1, np.float32)
-        for own, end in zip(present, ends, strict=True):
-            np.multiply(own.ravel(), np.float32(rows), out=bucket[end - own.size : end])
+        for array, end in zip(present, ends, strict=True):
+            np.multiply(array.ravel(), np.float32(rows), out=bucket[end - array.size : end])
         bucket[-1] = rows
         total = replicas.total(bucket)
         mean = total[:-1] / total[-1]

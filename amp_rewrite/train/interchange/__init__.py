@@ -1,1 +1,1 @@
-"""Models from other tools: export from PyTorch and Keras, and graphs containing their own gradients."""
+"""Models from other tools: export from PyTorch and Keras, and graphs with their own backward pass."""

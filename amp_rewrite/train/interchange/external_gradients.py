@@ -1,4 +1,4 @@
-"""Loss scaling for a graph containing its backward pass, as exported by PyTorch, JAX or another tool."""
+"""Loss scaling for a graph with its own backward pass, as exported by PyTorch, JAX or another tool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScaledGradients:
 
     Attributes:
         model: the graph.
-        grads: names of the outputs with the gradients, as before.
+        grads: names of the gradient outputs, unchanged.
         finite: bool output, True if all gradients are finite; do not apply them if it is False.
         state: the inputs and outputs of a dynamic scale, `loss_scale` and `good_steps`; empty with a fixed scale.
     """
@@ -50,16 +50,16 @@ def scale_gradients(
     loss_scale: object = "dynamic",
     folder: str | Path | None = None,
 ) -> ScaledGradients:
-    """Add loss scaling to a graph of forward and backward pass.
+    """Add loss scaling to a graph with a forward and a backward pass.
 
     The gradients are assumed to depend linearly on the seed; this is not checked. Convert the result with
-    `keep=["amp.update/*"]`, so that unscaling stays float32.
+    `keep=["amp.update/*"]`, so that unscaling stays in float32.
 
     Args:
         model: a model, as for `Model.load`; it is not changed.
         loss: name of the differentiated value.
         grads: names of the outputs with its gradients.
-        seed: the start of the backward pass (the gradient of the loss itself): an input or a constant 1.
+        seed: start of the backward pass, the gradient of the loss itself: an input or a constant 1.
         loss_scale: "dynamic", a number or a LossScale.
         folder: folder of the external data of a ModelProto.
 
@@ -67,7 +67,8 @@ def scale_gradients(
         The graph, with the names of the added inputs and outputs.
 
     Raises:
-        TrainingError: a name is unknown, a gradient does not depend on the seed, the loss does, or the scale is None.
+        TrainingError: a name is unknown, a gradient does not depend on the seed, the loss does, or the loss scale is
+            None.
 
     Example:
         >>> import amp_rewrite, onnx
@@ -88,16 +89,16 @@ def scale_gradients(
     unknown = [name for name in (loss, seed) if name not in main] + [name for name in grads if name not in results]
     if unknown or not grads:
         raise TrainingError(
-            f"{', '.join(map(repr, unknown)) or 'no gradient'} is named; name values of the main graph as loss and seed"
-            f" and outputs as gradients: {', '.join(sorted(results))}"
+            f"unknown or missing names: {', '.join(map(repr, unknown)) or 'grads'}; loss and seed must be values of the"
+            f" main graph, and grads must be outputs: {', '.join(sorted(results))}"
         )
     start = main[seed]
     after = view.after(use.op for use in view.uses[start])
     reached = {start, *(value for op in after for value in view.ops[op].outputs)}
     if main[loss] in reached or not {main[name] for name in grads} <= reached:
         raise TrainingError(
-            f"{seed!r} is not a seed: all gradients depend on a seed, and the loss does not; name the value where the"
-            " backward pass starts"
+            f"{seed!r} is not the seed: all gradients must depend on the seed, and the loss must not; name the value"
+            " where the backward pass starts"
         )
     scaled, scale, inner = _scaled(view, start, rule, grads)
     b = Builder.of(scaled)

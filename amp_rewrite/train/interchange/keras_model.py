@@ -1,7 +1,8 @@
 """Export of Keras 3 models for training: every weight becomes a separate initializer, named by its Keras path.
 
-A model of the torch backend is wrapped in a module that calls it as a function of its weights (`stateless_call`), and
-`from_torch` exports that. A model of another backend is saved, and loaded under the torch backend in a new process.
+A model of the torch backend is wrapped in a module calling it as a function of its weights (`stateless_call`), and
+`from_torch` exports the module. A model of another backend is saved, then loaded under the torch backend in a new
+process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import keras
 
 _ROWS, _SIZE = 2, 8
-"""Sizes in the example of the first axis, and of other axes of unknown size."""
+"""Example sizes of the first axis, and of other axes of unknown size."""
 _OTHER_BACKENDS = ("tensorflow", "jax")
 _PROGRAM = """
 import sys, keras
@@ -40,7 +41,7 @@ from_keras(keras.saving.load_model(sys.argv[1], compile=False)).save(sys.argv[2]
 
 @checked_arguments()
 def from_keras(model: keras.Model) -> Model:
-    """Export a Keras 3 model with every weight bound as an initializer, ready for `Network` and `training_step`.
+    """Export a Keras 3 model with every weight as an initializer, ready for `Network` and `training_step`.
 
     All trainable weights are trained. `training_mode=True` puts Dropout and BatchNormalization into training mode; a
     BatchNormalization with `trainable=False` keeps its statistics. `model.set_weights(network.get_weights())` copies
@@ -48,7 +49,7 @@ def from_keras(model: keras.Model) -> Model:
     backend, so PyTorch has to be installed, and custom layers have to be registered in an importable module.
 
     Args:
-        model: a built float32 model, as a Sequential or Functional model.
+        model: a built float32 model, either Sequential or Functional.
 
     Returns:
         The model; inputs and outputs keep their Keras names.
@@ -67,22 +68,22 @@ def from_keras(model: keras.Model) -> Model:
     except ImportError as cause:
         raise TrainingError("from_keras needs Keras 3; pip install keras torch onnxscript") from cause
     if not isinstance(model, keras.Model):
-        raise TrainingError(f"not a model of Keras 3: {type(model).__name__}; use from_torch for a PyTorch module")
+        raise TrainingError(f"not a Keras 3 model: {type(model).__name__}; use from_torch for a PyTorch module")
     if not model.built or not getattr(model, "inputs", None):
         raise TrainingError(
-            "the Keras model does not tell its inputs; build it from keras.Input, as a Sequential or Functional model"
+            "the Keras model does not declare its inputs; build a Sequential or Functional model from keras.Input"
         )
     low = next((layer for layer in model._flatten_layers() if layer.compute_dtype != "float32"), None)
     if low is not None:
         raise TrainingError(
-            f"layer {low.name!r} computes in {low.compute_dtype} by Keras's own policy; build the model under float32,"
-            " and choose mixed_float16 here, in training_step, Network or set_policy"
+            f"layer {low.name!r} computes in {low.compute_dtype} under a Keras policy; build the model in float32, and"
+            " pass mixed_float16 to training_step, Network or set_policy instead"
         )
     backend = keras.backend.backend()
     if backend == "torch":
         return _exported(model)
     if backend not in _OTHER_BACKENDS:
-        raise TrainingError(f"Keras's backend {backend!r} has no export; set KERAS_BACKEND to torch or tensorflow")
+        raise TrainingError(f"Keras's {backend!r} backend cannot be exported; set KERAS_BACKEND to torch or tensorflow")
     with tempfile.TemporaryDirectory() as folder:
         keras_file, onnx_file = Path(folder) / "model.keras", Path(folder) / "model.onnx"
         model.save(keras_file)
@@ -93,7 +94,7 @@ def from_keras(model: keras.Model) -> Model:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise TrainingError(
                 f"the model cannot be exported under Keras's torch backend: {lines[-1][:300]}; set KERAS_BACKEND=torch,"
-                " build the model there, and look at the whole error"
+                " build the model there, and read the full error"
             )
         return Model.load(ModelProto.FromString(onnx_file.read_bytes()))
 
@@ -103,7 +104,7 @@ def _exported(model: Any) -> Model:
 
     weights = {weight.path: weight for weight in model.weights}
     if len(weights) != len(model.weights):
-        raise TrainingError("two weights of the Keras model have one path; give their layers different names")
+        raise TrainingError("two weights of the Keras model share a path; give their layers different names")
     trainable = {weight.path for weight in model.trainable_weights}
     names = [tensor.name for tensor in model.inputs]
     if len(names) == 1 and names[0].startswith(("keras_tensor", "input_layer")):
@@ -124,13 +125,13 @@ def _exported(model: Any) -> Model:
                 else:
                     self.register_buffer(path, value)
 
-        def forward(self, **given: Any) -> Any:
+        def forward(self, **kwargs: Any) -> Any:
             tensors = {**self._parameters, **self._buffers}
             trained, fixed = (
-                [tensors.get(v.path, v.value) for v in own]
-                for own in (model.trainable_variables, model.non_trainable_variables)
+                [tensors.get(v.path, v.value) for v in variables]
+                for variables in (model.trainable_variables, model.non_trainable_variables)
             )
-            inputs = [given[name] for name in names]
+            inputs = [kwargs[name] for name in names]
             return model.stateless_call(trained, fixed, inputs[0] if len(inputs) == 1 else inputs, training=False)[0]
 
     example, dynamic = {}, {}
@@ -152,14 +153,14 @@ def _exported(model: Any) -> Model:
 
 @contextmanager
 def _layers_as_ops(torch: Any) -> Iterator[None]:
-    """Let Keras's norms and dropouts call torch's functions; the exporter writes these as one op each."""
+    """Make Keras's norms and dropouts call torch's functions, each of which the exporter writes as one op."""
     from keras import layers
 
     functional = torch.nn.functional
 
     def normalized(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if not layer.trainable or mask is not None or getattr(layer, "renorm", False):
-            return before[layers.BatchNormalization](layer, inputs, training=False, mask=mask)
+            return originals[layers.BatchNormalization](layer, inputs, training=False, mask=mask)
         axis = layer.axis % inputs.ndim
         statistics = (layer.moving_mean.value, layer.moving_variance.value)
         affine = (layer.gamma.value if layer.scale else None, layer.beta.value if layer.center else None)
@@ -178,16 +179,16 @@ def _layers_as_ops(torch: Any) -> Iterator[None]:
         sizes = [full if size is None else size for full, size in zip(inputs.shape, noise, strict=True)]
         return inputs * functional.dropout(torch.ones(sizes), layer.rate, True)
 
-    changed: Mapping[Any, Any] = {
+    replacements: Mapping[Any, Any] = {
         layers.BatchNormalization: normalized,
         layers.Dropout: dropped,
         layers.SpatialDropout1D.__mro__[1]: dropped,
     }
-    before = {kind: kind.call for kind in changed}
+    originals = {kind: kind.call for kind in replacements}
     try:
-        for kind, call in changed.items():
+        for kind, call in replacements.items():
             kind.call = call
         yield
     finally:
-        for kind, call in before.items():
+        for kind, call in originals.items():
             kind.call = call

@@ -1,9 +1,8 @@
-"""Exportable forms of dropout, attention and stopped gradients, and a search for what an export loses.
+"""Exportable forms of dropout, attention and stopped gradients, and detection of other losses in an export.
 
-PyTorch's exporter drops the dropout of attention weights, `detach()` and `torch.no_grad()`, and exports the dropout of
-channels as random numbers that would stay on in evaluation mode. The forms here become ops that training understands.
-Other dropout, changed buffers and custom gradients are found by running the module: the report names them, or an error
-is raised.
+PyTorch's exporter omits attention dropout, `detach()` and `torch.no_grad()`, and exports channel dropout as random
+numbers that would stay on in evaluation mode. The forms here become ops that training understands. Running the module
+reveals other dropout, changed buffers and custom gradients; they appear in the report or raise an error.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ _CROSS_ENTROPY = (
 """Positional arguments of torch.nn.functional.cross_entropy."""
 
 
-def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
-    """Compute a cross entropy with label smoothing or class probabilities; None for others: they export correctly."""
-    x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing", 0)
-    shares, reduction = target.is_floating_point(), given.get("reduction", "mean")
-    if given.get("size_average") is not None or given.get("reduce") is not None or not (shares or smoothing):
+def _cross_entropy(torch: Any, bound: Mapping[str, Any]) -> Any:
+    """Compute a cross entropy with label smoothing or class probabilities; None for others, which export correctly."""
+    x, target, weight, smoothing = bound["input"], bound["target"], bound.get("weight"), bound.get("label_smoothing", 0)
+    soft, reduction = target.is_floating_point(), bound.get("reduction", "mean")
+    if bound.get("size_average") is not None or bound.get("reduce") is not None or not (soft or smoothing):
         return None
     axis = 1 if x.ndim > 1 else 0
     classes = x.shape[axis]
     weights = torch.ones_like(x[:1].flatten()[:1]).expand(classes) if weight is None else weight
     logs = torch.log_softmax(x, axis) * weights.reshape([classes, *[1] * (x.ndim - axis - 1)])
-    if shares:
+    if soft:
         each = -(logs * (target * (1 - smoothing) + smoothing / classes)).sum(axis)
         count = torch.ones_like(each).sum()
     else:
-        kept = target != given.get("ignore_index", -100)
+        kept = target != bound.get("ignore_index", -100)
         safe = torch.where(kept, target, 0)
-        own, spread = logs.gather(axis, safe.unsqueeze(axis)).squeeze(axis), logs.sum(axis)
-        each = -torch.where(kept, own * (1 - smoothing) + spread * (smoothing / classes), 0.0)
+        picked, spread = logs.gather(axis, safe.unsqueeze(axis)).squeeze(axis), logs.sum(axis)
+        each = -torch.where(kept, picked * (1 - smoothing) + spread * (smoothing / classes), 0.0)
         count = (weights[safe] * kept).sum()
     return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / count
 
@@ -51,7 +50,7 @@ def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
 _ELEMENTS = ("dropout", "dropout_")
 _WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
-"""Rank of an unbatched input, whose first axis is the channels."""
+"""Rank of an unbatched input, with channels on the first axis."""
 ATTENTION = "scaled_dot_product_attention"
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _EXPORTED = 4
@@ -86,12 +85,12 @@ class DropoutCall(NamedTuple):
         """Parse the call of a function by name; None for a function other than dropout."""
         if name not in (*_ELEMENTS, *_CHANNELS):
             return None
-        given = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
-        training, inplace = given.get("training", given.get("train", True)), given.get("inplace", name.endswith("_"))
-        return cls(name, given["input"], given.get("p", 0.5), training, inplace)
+        bound = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
+        training, inplace = bound.get("training", bound.get("train", True)), bound.get("inplace", name.endswith("_"))
+        return cls(name, bound["input"], bound.get("p", 0.5), training, inplace)
 
     def computed(self, torch: Any) -> Any:
-        """Compute the result as a product of the input and the element-wise dropout of ones, one per channel."""
+        """Multiply the input by an element-wise dropout of ones, one per channel."""
         x, p = self.x, self.p
         if not self.training or not p:
             return x
@@ -102,7 +101,7 @@ class DropoutCall(NamedTuple):
 
 
 def exportable_forms(torch: Any) -> Any:
-    """Return a context manager replacing attention and dropout by forms with one Dropout op each."""
+    """Return a context manager replacing attention and dropout with forms of one Dropout op each."""
 
     class ExportableForms(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,9 +110,9 @@ def exportable_forms(torch: Any) -> Any:
             if drop is not None and name in _CHANNELS:
                 return drop.computed(torch)
             if name == ATTENTION:
-                given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-                if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
-                    return _attention(torch, given)
+                bound = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+                if bound.get("dropout_p") or bound["query"].ndim != _EXPORTED:
+                    return _attention(torch, bound)
             if name == "cross_entropy":
                 loss = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
                 if loss is not None:
@@ -123,20 +122,20 @@ def exportable_forms(torch: Any) -> Any:
     return ExportableForms()
 
 
-def _attention(torch: Any, given: Mapping[str, Any]) -> Any:
-    query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
-    if given.get("enable_gqa"):
+def _attention(torch: Any, bound: Mapping[str, Any]) -> Any:
+    query, key, value, mask = (bound.get(name) for name in ("query", "key", "value", "attn_mask"))
+    if bound.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    scale = given.get("scale")
+    scale = bound.get("scale")
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if given.get("is_causal"):
+    if bound.get("is_causal"):
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     if mask is None or mask.dtype is not torch.bool:
         weights = torch.softmax(scores if mask is None else scores + mask, -1)
     else:
         fill = torch.finfo(scores.dtype).min
         weights = torch.softmax(scores.masked_fill(~mask, fill), -1).masked_fill(~mask, 0.0)
-    return torch.nn.functional.dropout(weights, given.get("dropout_p", 0.0)) @ value
+    return torch.nn.functional.dropout(weights, bound.get("dropout_p", 0.0)) @ value
 
 
 def stopped_gradients(torch: Any) -> Any:
@@ -171,8 +170,8 @@ def stopped_gradients(torch: Any) -> Any:
 def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
     """Mark stopped gradients, padding rows and dropout in the exported model, for training.
 
-    A stopped gradient becomes an Identity marked as having none. Gathers of an embedding are marked with its padding
-    row, which gets no gradient. With `dropout`, Dropout nodes stay off until a training step enables them.
+    A stopped gradient becomes a marked Identity. An embedding's Gathers are marked with its padding row, which gets no
+    gradient. With `dropout`, Dropout nodes stay off until a training step enables them.
     """
     names = {id(tensor): name for name, tensor in module.named_parameters()}
     embeddings = (part for part in module.modules() if isinstance(part, torch.nn.Embedding))
@@ -189,7 +188,7 @@ def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
     refill(proto, "opset_import", [entry for entry in proto.opset_import if entry.domain != _DOMAIN])
 
 
-# -- losses of an export -----------------------------------------------------------------------------------
+# -- omissions of an export --------------------------------------------------------------------------------
 
 _MULTI_HEAD = "multi_head_attention_forward"
 _MULTI_HEAD_ARGUMENTS = (
@@ -205,7 +204,7 @@ _DRAWS = frozenset(
 MODULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of a module in an unsupported mode, and of PyTorch's exporter."""
 _SHOWN = 4
-"""Number of names in a sentence."""
+"""Largest number of names in a message."""
 
 
 Call = Callable[[dict[str, Any]], dict[str, Any]]
@@ -217,7 +216,7 @@ class ForwardFindings:
     """Results of running a module before its export.
 
     `kept`: names of submodules whose dropout is exported. `notes`: sentences for the report. `outputs`: the outputs in
-    evaluation mode by name. `random`: True if these depend on random numbers.
+    evaluation mode by name. `random`: True if the outputs depend on random numbers.
     """
 
     kept: tuple[str, ...]
@@ -229,11 +228,10 @@ class ForwardFindings:
     def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> ForwardFindings:
         """Run the module on its example in both modes, by `call`.
 
-        The dropout of a submodule is exported if the outputs in training mode, with nothing dropped, are those of
+        A submodule's dropout is exported if the outputs in training mode, with dropout suppressed, equal those in
         evaluation mode.
 
-        TrainingError for an example that the module fails on, and for parameters or buffers that a call in evaluation
-        mode changes.
+        TrainingError if the module fails on the example, or if a call in evaluation mode changes parameters or buffers.
         """
         parts = dict(module.named_modules())
         run = _Runs(torch, module, call)
@@ -242,44 +240,44 @@ class ForwardFindings:
             raise TrainingError(f"the module fails on the example: {expected.error}; correct the example")
         if expected.changed:
             raise TrainingError(
-                f"the module changes {', '.join(map(repr, expected.changed[:_SHOWN]))} in place when it is called, even"
-                " in evaluation mode, which no export keeps; compute a new tensor, and change a buffer only if"
+                f"a call of the module changes {', '.join(map(repr, expected.changed[:_SHOWN]))} in place, even in"
+                " evaluation mode, and an export loses the change; compute a new tensor, and change buffers only if"
                 " self.training"
             )
         recurrent = {name: part for name, part in parts.items() if isinstance(part, torch.nn.RNNBase)}
         layered = [name for name, part in recurrent.items() if part.dropout > 0 and part.num_layers > 1]
         modes = [n for n, part in parts.items() if n not in layered and not hasattr(part, "track_running_stats")]
         trained = run(modes)
-        drops = trained.drops  # a module may fail in training mode, for lack of targets for example
+        drops = trained.drops  # a module may fail in training mode, for example without targets
         if trained.outputs is None:
             drops = dict.fromkeys(name for name, part in parts.items() if isinstance(part, torch.nn.Dropout))
         kept = [name for name in drops if dropout and name not in trained.draws]
         if kept and not run(kept).equals(expected):
             kept = [name for name in kept if run([name]).equals(expected)]
-        left = [name for name in parts if name in {**drops, **trained.draws, **dict.fromkeys(layered)}]
-        left = [name for name in left if name not in kept]
+        omitted = [name for name in parts if name in {**drops, **trained.draws, **dict.fromkeys(layered)}]
+        omitted = [name for name in omitted if name not in kept]
         others = []
         if not trained.equals(expected):
-            others = [name for name in parts if name not in left and not run([name]).equals(expected)]
-        gradients, own = run.own_gradients(), type(module).__name__
+            others = [name for name in parts if name not in omitted and not run([name]).equals(expected)]
+        gradients, whole = run.custom_gradients(), type(module).__name__
         notes = (
-            Note(f"the export left out the dropout of {_names(left, own)}; {_LEFT_OUT}", False) if left else None,
-            Note(f"in training mode PyTorch computes {_names(others, own)} {_OTHERWISE}", False) if others else None,
-            Note(f"{_names(gradients, own)} {_OWN_GRADIENT}", True) if gradients else None,
+            Note(f"the export omits the dropout of {_names(omitted, whole)}; {_KEPT}", False) if omitted else None,
+            Note(f"in training mode, PyTorch computes {_names(others, whole)} {_DIFFERENT}", False) if others else None,
+            Note(f"the custom gradient of {_names(gradients, whole)} {_CUSTOM}", True) if gradients else None,
         )
         present = tuple(note for note in notes if note is not None)
         return cls(tuple(kept), present, expected.outputs, bool(expected.draws))
 
 
-_LEFT_OUT = (
-    "from_torch(…, dropout=True) keeps dropout of elements, channels and attention, not of rows, of layers, or between"
-    " the layers of an RNN"
+_KEPT = (
+    "from_torch(…, dropout=True) keeps dropout of elements, channels and attention, but not of rows or layers, or"
+    " between the layers of an RNN"
 )
-_OTHERWISE = (
-    "differently than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves"
-    " such buffers as they are"
+_DIFFERENT = (
+    "differently or changes its buffers; a step computes the same as in evaluation mode, and does not change these"
+    " buffers"
 )
-_OWN_GRADIENT = "has a custom gradient in PyTorch; a step computes that of the forward pass"
+_CUSTOM = "is not exported; a step differentiates the forward pass instead"
 
 
 def _names(names: Iterable[str], whole: str) -> str:
@@ -351,7 +349,7 @@ class _Runs:
         seen.changed += [name for name, tensor in copies.items() if not tensor.equal(before[name])]
         return seen
 
-    def own_gradients(self) -> list[str]:
+    def custom_gradients(self) -> list[str]:
         """Return the names of the custom autograd functions behind the outputs in evaluation mode."""
         torch, trained = self.torch, {name for name, p in self.module.named_parameters() if p.requires_grad}
         copies = {name: tensor.requires_grad_(name in trained) for name, tensor in self._copies().items()}
@@ -379,10 +377,10 @@ def _watch(torch: Any, seen: _Run) -> Any:
                 return drop.x
             names = {ATTENTION: ARGUMENTS, _MULTI_HEAD: _MULTI_HEAD_ARGUMENTS}.get(name)
             if names is not None:
-                given = {**dict(zip(names, args, strict=False)), **kwargs}
-                if given.get("dropout_p", 0) > 0 and given.get("training", True):
+                bound = {**dict(zip(names, args, strict=False)), **kwargs}
+                if bound.get("dropout_p", 0) > 0 and bound.get("training", True):
                     seen.drops[here] = None
-                return func(**{**given, "dropout_p": 0.0})
+                return func(**{**bound, "dropout_p": 0.0})
             if name in _DRAWS:
                 seen.draws[here] = None
             return func(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Export of PyTorch modules for training: every parameter and buffer becomes a separate initializer with its name.
 
 An exporter for inference merges equal weights, folds others into constants and transposes some. Therefore the module is
-exported with all parameters and buffers as inputs, which stay untouched, and `bind` makes them initializers afterwards.
+exported with all parameters and buffers as inputs, which it leaves unchanged; `bind` then makes them initializers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amp_rewrite.errors import AmpRewriteError, TrainingError, one_line
+from amp_rewrite.errors import AmpRewriteError, TrainingError, count, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.runtime.runner import Runner, SessionOptions
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 20
-"""Default opset: from 22 on, onnxruntime lacks CUDA kernels of MaxPool and Dropout; below 20, Gelu is not an op."""
+"""Default opset: from 22, onnxruntime lacks CUDA kernels for MaxPool and Dropout; below 20, Gelu is not an op."""
 _MIN_OPSET = 18
-"""Lowest opset of PyTorch's exporter."""
+"""Lowest opset supported by PyTorch's exporter."""
 
 
 @checked_arguments()
@@ -44,19 +44,19 @@ def from_torch(
     dropout: bool = False,
     opset: int = OPSET,
 ) -> Model:
-    """Export a PyTorch module with every parameter bound as an initializer, ready for `training_step`.
+    """Export a PyTorch module with every parameter as an initializer, ready for `training_step`.
 
-    The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
-    the model, but not trained. `detach()`, `torch.no_grad()` and look-ups of an embedding's padding_idx stop gradients,
-    as in PyTorch. Inputs have the names of the arguments of `forward`. The report of a step names modules whose dropout
-    is missing, and modules that compute something else in training mode or have a custom gradient.
+    The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are
+    exported, but not trained. `detach()`, `torch.no_grad()` and look-ups of an embedding's padding_idx stop gradients,
+    as in PyTorch. Inputs are named after the arguments of `forward`. A step's report names the modules with missing
+    dropout, a custom gradient, or different results in training mode.
 
     Args:
         module: the module, in float32.
         example: an example input, a tuple of inputs, or a mapping from argument names to inputs; tensors or arrays.
         outputs: names of the outputs; by default the keys of a returned mapping, else "output" or "output_0" …
         dynamic: names of the dynamic dimensions, by input and axis; by default "batch" for the first axis of each
-            input. An input of one row is excepted if other inputs have more.
+            input, except inputs of one row if others have more.
         dropout: True keeps dropout, including that of attention, as ops that `training_mode=True` enables.
         opset: the ai.onnx opset.
 
@@ -93,8 +93,9 @@ def from_torch(
     with _quiet():
         found = torch_forms.ForwardFindings.of(torch, module, call, dropout)
         names = tuple(found.outputs) if outputs is None else as_names(outputs)
-        if len(names) != (count := len(found.outputs)):
-            raise TrainingError(f"{len(names)} names for {count} outputs of the module; give one name for each")
+        if len(names) != (returned := len(found.outputs)):
+            counts = f"{count(len(names), 'name')}, but the module returns {count(returned, 'tensor')}"
+            raise TrainingError(f"outputs has {counts}; pass one name for each")
         with torch_forms.training(module, found.kept), torch_forms.exportable_forms(torch):
             program = _export(torch, module, inputs, state, names, axes, opset)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.tensors.items()})
@@ -111,11 +112,9 @@ def from_torch(
 
 def _check_module(torch: Any, module: object) -> None:
     if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {quoted(module)}; pass a torch.nn.Module, made and not its class")
+        raise TrainingError(f"not a PyTorch module: {quoted(module)}; pass an instance of torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule):
-        raise TrainingError(
-            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
-        )
+        raise TrainingError("PyTorch cannot export a module compiled by torch.jit; pass the original module")
 
 
 @contextmanager
@@ -134,8 +133,8 @@ def _quiet() -> Iterator[None]:
 class _ModuleState:
     """The parameters and floating-point buffers of a module.
 
-    `tensors`: the tensors by name. `declared`: the reason why each is not trained, or "". `places`: the full names of
-    all attributes with a tensor, each with the first name of that tensor.
+    `tensors`: the tensors by name. `declared`: the reason why each is not trained, or "". `places`: the first
+    name of a tensor, by the full name of each attribute that holds it.
     """
 
     tensors: Mapping[str, Any]
@@ -169,10 +168,10 @@ class _ModuleState:
 
     def call(self, torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> Any:
         """Call the module with these tensors in place of its own; in-place changes are written back to `tensors`."""
-        own = {place: tensors[name] for place, name in self.places.items() if name in tensors}
+        by_place = {place: tensors[name] for place, name in self.places.items() if name in tensors}
         args, kwargs = _arguments(inputs)
-        result = torch.func.functional_call(module, own, args, kwargs, tie_weights=False)
-        tensors.update((name, own[name]) for name in tensors)
+        result = torch.func.functional_call(module, by_place, args, kwargs, tie_weights=False)
+        tensors.update((name, by_place[name]) for name in tensors)
         return result
 
 
@@ -195,10 +194,10 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         tensors = {name: torch.as_tensor(_single(value)) for name, value in values_by_name.items()}
     except (RuntimeError, TypeError, ValueError) as cause:
         raise TrainingError(
-            f"the example is {quoted(example)}; pass a tensor or an array, a tuple of them, or a mapping from names"
+            f"the example is {quoted(example)}; pass a tensor or an array, a tuple of them, or a mapping by name"
         ) from cause
     if not tensors:
-        raise TrainingError("the example is empty; pass one input of the module, or several")
+        raise TrainingError("the example is empty; pass the inputs of the module")
     return tensors
 
 
@@ -207,10 +206,10 @@ def _single(value: object) -> object:
 
 
 def _with_two_rows(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
-    longer = {dim for name, own in axes.items() for axis, dim in own.items() if inputs[name].shape[axis] != 1}
+    longer = {dim for name, dims in axes.items() for axis, dim in dims.items() if inputs[name].shape[axis] != 1}
     example = dict(inputs)
-    for name, own in axes.items():
-        for axis in (axis for axis, dim in own.items() if dim not in longer):
+    for name, dims in axes.items():
+        for axis in (axis for axis, dim in dims.items() if dim not in longer):
             example[name] = torch.cat((example[name], example[name]), axis)
     return example
 
@@ -222,7 +221,7 @@ def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | 
         return {n: {0: "batch"} if t.ndim and t.shape[0] not in shared else {} for n, t in inputs.items()}
     known = {name: range(tensor.ndim) for name, tensor in inputs.items()}
     if not isinstance(dynamic, Mapping) or not all(
-        isinstance(own, Mapping) and set(own) <= set(known.get(name, ())) for name, own in dynamic.items()
+        isinstance(dims, Mapping) and set(dims) <= set(known.get(name, ())) for name, dims in dynamic.items()
     ):
         raise TrainingError(
             f"dynamic is {quoted(dynamic)}; name axes of the inputs {', '.join(inputs)}, as in"
@@ -271,7 +270,7 @@ def _export(
                 result = state.call(torch, self.module, arguments, tensors)
             return tuple(tensors_of(torch, result).values())
 
-    dims = {dim: torch.export.Dim(dim, min=1) for own in axes.values() for dim in own.values()}
+    dims = {dim: torch.export.Dim(dim, min=1) for by_axis in axes.values() for dim in by_axis.values()}
     shapes = [{axis: dims[dim] for axis, dim in axes[name].items()} for name in names]
     reserved = {*state.tensors}
     try:
@@ -290,8 +289,8 @@ def _export(
         while root.__cause__ is not None:
             root = root.__cause__
         raise TrainingError(
-            f"PyTorch cannot export the module: {one_line(root)[:300]}; try the export with torch.onnx.export alone,"
-            " and name with `dynamic` the dimensions that change"
+            f"PyTorch cannot export the module: {one_line(root)[:300]}; try torch.onnx.export by itself, and name"
+            " the dimensions that vary with `dynamic`"
         ) from cause
     return program
 
@@ -310,13 +309,13 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[st
         ours, theirs = np.asarray(output), tensor.detach().cpu().numpy()
         if theirs.dtype.kind != "f" or not theirs.size:
             continue
-        most = np.abs(theirs[np.isfinite(theirs)]).max(initial=0)
-        if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * most + 1e-6, equal_nan=True):
-            off = np.nanmax(np.abs(ours - theirs))
+        largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0)
+        if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * largest + 1e-6, equal_nan=True):
+            difference = np.nanmax(np.abs(ours - theirs))
             raise TrainingError(
-                f"PyTorch exports another function than the module: on the example {name!r} differs by {off:.2g}, and"
-                f" is {most:.2g} at most; replace the part that is exported wrong, or, if the example decides by a hair"
-                " (equal scores, rounding), pass another one"
+                f"the export computes something else than the module: on the example, {name!r} differs by"
+                f" {difference:.2g}, and its largest value is {largest:.2g}; replace the wrongly exported part, or, if"
+                " the example is a borderline case (equal scores, rounding), pass another one"
             )
 
 

@@ -1,13 +1,14 @@
 """TensorFlow's LossScaleOptimizer, and the functions to enable and disable its graph rewrite.
 
-Names, errors and their order are those of `tf.keras.mixed_precision.experimental` in TensorFlow 2.1 to 2.3. Later
+Names, errors and their order follow `tf.keras.mixed_precision.experimental` in TensorFlow 2.1 to 2.3. Later
 versions differ in three points:
 
 - A step with nonfinite gradients does not advance `iterations`. Version 2.4 and later count it.
-- An inner optimizer that clips gradients is an error. Version 2.4 and later clip after unscaling, as `training_step`.
+- An inner optimizer that clips gradients is an error. Version 2.4 and later clip after unscaling, as does
+  `training_step`.
 - The configuration is `{optimizer, loss_scale}`. `from_config` also reads that of version 2.4 and later.
 
-Values are numpy arrays. Where TensorFlow raises a ValueError, `TrainingError` is raised, a subclass of ValueError.
+Values are numpy arrays. Where TensorFlow raises a ValueError, `TrainingError`, a subclass of ValueError, is raised.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from amp_rewrite.train.update.optimizers import deserialize
 class LossScaleOptimizer(StatefulOptimizer):
     """An optimizer with a loss scale: it scales the loss, unscales the gradients, and adapts the scale to them.
 
-    Hyperparameters, iterations, slots and weights are those of the inner optimizer.
+    Hyperparameters, iterations, slots and weights belong to the inner optimizer.
 
     Args:
         optimizer: a `StatefulOptimizer` or an `Optimizer` (SGD(…), Adam(…)).
         loss_scale: "dynamic", a number or a LossScale.
 
     Raises:
-        TrainingError: the optimizer is not an optimizer, has a loss scale or clips gradients; or the scale is None.
+        TrainingError: the optimizer is invalid, has a loss scale or clips gradients, or the loss scale is None.
 
     Example:
         >>> from amp_rewrite.train import SGD, LossScaleOptimizer, Variable
@@ -81,15 +82,16 @@ class LossScaleOptimizer(StatefulOptimizer):
         return getattr(self.inner, name)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Return the loss times the scale, in the loss's own type. For a callable loss, return a callable."""
+        """Return the loss times the scale, in the loss's type. For a callable loss, return a callable."""
         if isinstance(loss, Differentiable):
             return times(loss, self.loss_scale())
         return (lambda: _times(loss(), self.loss_scale)) if callable(loss) else _times(loss, self.loss_scale)
 
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
-        """Return the gradients divided by the scale, each in its own type. None stays None, and sparse stays sparse.
+        """Return the gradients divided by the scale, each in its own type.
 
-        The division is in float32, since float16 cannot hold a scale above 65504.
+        None stays None, and sparse gradients stay sparse. The division is in float32, since float16 cannot hold a scale
+        above 65504.
         """
         scale = self.loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
@@ -105,7 +107,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         experimental_aggregate_gradients: bool = True,
         global_step: Variable | None = None,
     ) -> None:
-        """Adapt the loss scale to unscaled gradients, and apply them if they are finite; else skip the step."""
+        """Adapt the loss scale to unscaled gradients, and apply them if they are finite; otherwise skip the step."""
         pairs = pairs_of(grads_and_vars)
         _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
@@ -124,9 +126,9 @@ class LossScaleOptimizer(StatefulOptimizer):
         saved, scale = checkpoint.saved_state(saved), self.loss_scale
         self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale):
-            value, good = (saved.get(name) for name in ("loss_scale", "good_steps"))
-            if value is not None and good is not None:
-                scale.state = scales.ScaleState(np.float32(value), int(good))
+            value, good_steps = (saved.get(name) for name in ("loss_scale", "good_steps"))
+            if value is not None and good_steps is not None:
+                scale.state = scales.ScaleState(np.float32(value), int(good_steps))
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`: the configurations of the inner optimizer and of the scale."""
@@ -174,7 +176,7 @@ def enable_mixed_precision_graph_rewrite(
 ) -> LossScaleOptimizer | None:
     """Wrap the optimizer in a loss scale, and let new sessions convert their models.
 
-    The order of checks is TensorFlow's; the rewrite is enabled last. A warning counts sessions that are already open.
+    Checks run in TensorFlow's order; the rewrite is enabled last. A warning counts sessions that are already open.
 
     Args:
         opt: the optimizer; None for a program that only runs models.
@@ -200,8 +202,8 @@ def enable_mixed_precision_graph_rewrite(
     if opened := policies.state.plain_sessions:
         sessions = "1 session was" if opened == 1 else f"{opened} sessions were"
         warnings.warn(
-            f"{sessions} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open"
-            " a model again to convert it",
+            f"{sessions} opened before the mixed precision graph rewrite was enabled; open sessions do not change, so"
+            " open a model again to convert it",
             UserWarning,
             stacklevel=2,
         )
@@ -232,7 +234,7 @@ def disable_mixed_precision_graph_rewrite() -> None:
 def _times(loss: Any, scale: LossScale) -> Array:
     value = np.asarray(loss)
     if value.dtype.kind in "OSU":
-        raise TrainingError(f"the loss is {loss!r}, which has no scale; pass a number, an array or a ModelLoss")
+        raise TrainingError(f"the loss is {loss!r}, which cannot be scaled; pass a number, an array or a ModelLoss")
     with np.errstate(over="ignore"):
         return np.asarray(value * scale().astype(value.dtype))
 

@@ -1,4 +1,4 @@
-"""Metrics of custom loops, as in Keras: mean and accuracy."""
+"""Metrics for custom loops, as in Keras: mean and accuracy."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Mean:
         self.reset_state()
 
     def update_state(self, values: object, sample_weight: object = None) -> None:
-        """Add numbers. `sample_weight`: one weight per row; None weighs all equally."""
+        """Add numbers. `sample_weight`: one weight per row; None weights all rows equally."""
         array = float_array(values, f"the value of {self.name!r}", np.float64)
-        given = float_array(1.0 if sample_weight is None else sample_weight, "sample_weight", np.float64)
+        rows = float_array(1.0 if sample_weight is None else sample_weight, "sample_weight", np.float64)
         try:
-            weights = np.broadcast_to(given.reshape(given.shape + (1,) * (array.ndim - given.ndim)), array.shape)
+            weights = np.broadcast_to(rows.reshape(rows.shape + (1,) * (array.ndim - rows.ndim)), array.shape)
         except ValueError as cause:
             raise TrainingError(
-                f"sample_weight has shape {given.shape}, but the values of {self.name!r} have {array.shape}; pass one"
-                " weight for each row"
+                f"sample_weight has shape {rows.shape}, but the values of {self.name!r} have shape {array.shape}; pass"
+                " one weight for each row"
             ) from cause
         self._total += float((array * weights).sum())
         self._weight += float(weights.sum())
@@ -58,7 +58,7 @@ class _Accuracy(Mean):
         if expected.size != predicted.size:
             raise TrainingError(
                 f"{self.name!r} has targets of shape {targets.shape} for predictions of shape {predictions.shape}; pass"
-                " class indices to SparseCategoricalAccuracy, and a number for each prediction to the other ones"
+                " class indices to SparseCategoricalAccuracy, and one target per prediction to the others"
             )
         super().update_state(expected.reshape(predicted.shape) == predicted, sample_weight)
 

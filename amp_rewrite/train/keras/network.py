@@ -41,7 +41,7 @@ class Network(WithWeights):
     call. One forward pass computes the loss, its gradients and the metrics. All losses of a network share its
     variables.
 
-    The arguments are those of `training_step`. The default of `policy` is that of `ModelLoss.of`.
+    The arguments are the same as for `training_step`, but `policy` has the default of `ModelLoss.of`.
 
     Example:
         >>> import numpy as np
@@ -68,59 +68,59 @@ class Network(WithWeights):
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """The trained variables: those that an output or a loss of the network depends on."""
+        """The variables of all trained parameters behind an output or a loss of the network."""
         return tuple(self._weights.variables.values())
 
     @cached_property
     def _weights(self) -> Weights:  # type: ignore[override]
         """The weights, with a variable for each parameter behind an output."""
-        own, source = Weights(self._subject), self._subject.source
+        weights, source = Weights(self._subject), self._subject.source
         view = View.of(inlined(source))
         for output in self.outputs:
-            for row in parameter_rows(view, output, self._subject.choice, least=0):
+            for row in parameter_rows(view, output, self._subject.choice, minimum=0):
                 if row.role == TRAINED:
-                    own.variables.setdefault(row.name, Variable(source.array(self._tensors[row.name]), row.name))
+                    weights.variables.setdefault(row.name, Variable(source.array(self._tensors[row.name]), row.name))
         if self._subject.training_mode:
             for name in statistics_of(source):
-                own.running.setdefault(f"buffer/{name}", source.array(self._tensors[name]).copy())
-        return own
+                weights.running.setdefault(f"buffer/{name}", source.array(self._tensors[name]).copy())
+        return weights
 
     @cached_property
     def _tensors(self) -> dict[str, TensorProto]:
         return {tensor.name: tensor for tensor in self._subject.source.proto.graph.initializer}
 
     def _names(self) -> list[str]:
-        """Names of the weights, in the order of the PyTorch module or Keras model, else of the initializers."""
-        module, own = self._subject.choice.module, self._weights.arrays()
+        """Names of the weights, in the order of the PyTorch module, the Keras model or the initializers."""
+        module, arrays = self._subject.choice.module, self._weights.arrays()
         statistics = statistics_of(self._subject.source)
-        return [*module] if module is not None else [n for n in self._tensors if n in own or n in statistics]
+        return [*module] if module is not None else [n for n in self._tensors if n in arrays or n in statistics]
 
     def get_weights(self) -> list[Array]:
         """Return copies of all weights, in the order of the PyTorch module or Keras model, for its `set_weights`."""
-        own, source = self._weights.arrays(), self._subject.source
-        return [np.array(own[n] if n in own else source.array(self._tensors[n])) for n in self._names()]
+        arrays, source = self._weights.arrays(), self._subject.source
+        return [np.array(arrays[n] if n in arrays else source.array(self._tensors[n])) for n in self._names()]
 
     def set_weights(self, weights: Sequence[Array]) -> None:
         """Set all weights.
 
         Args:
-            weights: arrays, as `get_weights` gives them.
+            weights: arrays in the order of `get_weights`.
 
         Raises:
             TrainingError: the number of arrays or a shape differs, or a weight that is not trained would change.
         """
         names, before = self._names(), self.get_weights()
         if not isinstance(weights, (list, tuple)) or len(weights) != len(names):
-            raise TrainingError(f"pass a list of {len(names)} arrays, as get_weights() gives it: {', '.join(names)}")
+            raise TrainingError(f"set_weights takes {len(names)} arrays, in this order: {', '.join(names)}")
         for name, old, new in zip(names, before, weights, strict=True):
             if np.shape(new) != old.shape:
-                raise TrainingError(f"weight {name!r} has shape {old.shape}, not {np.shape(new)}; assign that shape")
+                raise TrainingError(f"weight {name!r} has shape {old.shape}, not {np.shape(new)}; correct the array")
             if name in self._weights.variables:
                 self._weights.variables[name].assign(new)
             elif f"buffer/{name}" in self._weights.running:
                 self._weights.running[f"buffer/{name}"] = float_array(new, f"weight {name!r}")
             elif not np.array_equal(old, np.asarray(new)):
-                raise TrainingError(f"weight {name!r} is a constant here, since it is not trained; make a new network")
+                raise TrainingError(f"weight {name!r} is not trained, so it cannot change; create a new network")
 
     # -- predictions and losses ----------------------------------------------------------------------------
 
@@ -135,9 +135,9 @@ class Network(WithWeights):
         """Return the predictions for a batch with the current weights; they are computed when they are first read.
 
         Args:
-            inputs: an array for a model of one input, or a mapping from names to arrays.
-            training: accepted as in Keras, and ignored. Predictions are always those of evaluation mode; a loss of
-                them is computed in training mode if the network has `training_mode=True`.
+            inputs: an array for a model with one input, or a mapping from names to arrays.
+            training: accepted as in Keras, and ignored. Predictions always use evaluation mode; their losses use
+                training mode if the network has `training_mode=True`.
         """
         if not isinstance(inputs, Mapping):
             if len(self.inputs) != 1:
@@ -146,9 +146,9 @@ class Network(WithWeights):
                 )
             convert = float_array if inputs is None else to_array  # float_array rejects None
             inputs = {self.inputs[0]: convert(inputs, "the input")}
-        own = self._weights
-        batch, weights = dict(inputs_of(self._subject.source, self.inputs, inputs)), own.arrays()
-        compute = cache(lambda: own.predictor(batch, weights))
+        current = self._weights
+        batch, weights = dict(inputs_of(self._subject.source, self.inputs, inputs)), current.arrays()
+        compute = cache(lambda: current.predictor(batch, weights))
         return Predictions(compute, self.outputs, self.outputs[0], _Source(self, batch, weights))
 
     # -- fit -----------------------------------------------------------------------------------------------
@@ -159,13 +159,13 @@ class Network(WithWeights):
         loss: LossObject | str = "",
         metrics: str | Sequence[str] = (),
     ) -> None:
-        """Set optimizer, loss and metrics for `fit` and `evaluate`, as in Keras.
+        """Set the optimizer, the loss and the metrics for `fit` and `evaluate`, as in Keras.
 
         Args:
             optimizer: an optimizer or its name. A `LossScaleOptimizer` has its own loss scale; others use the policy's.
             loss: a loss object, its name in Keras, such as "sparse_categorical_crossentropy", or the `loss` argument
                 of `training_step`.
-            metrics: "accuracy", for classification losses, which compute it in any case.
+            metrics: "accuracy", for classification losses, which always compute it.
 
         Raises:
             TrainingError: the loss, the optimizer or a metric is unknown.
@@ -177,7 +177,7 @@ class Network(WithWeights):
         chosen = KERAS_LOSSES.get(loss.lower(), loss) if isinstance(loss, str) else loss
         if callable(chosen) and not isinstance(chosen, LossObject):
             raise TrainingError(
-                f"the loss is {quoted(chosen)}, which is not a loss object of `Losses`; use one, such as"
+                f"the loss is {quoted(chosen)}, which is not a loss object of `Losses`; use one such as"
                 f" Losses.MeanSquaredError(), or a name: {', '.join(KERAS_LOSSES)}"
             )
         if isinstance(chosen, LossObject):
@@ -186,10 +186,10 @@ class Network(WithWeights):
         for metric in as_names(metrics):
             if metric != "accuracy":
                 raise TrainingError(
-                    f"not a metric of fit: {quoted(metric)}; use 'accuracy', and compute others from what predict gives"
+                    f"fit does not compute {quoted(metric)}; use 'accuracy', and compute others from predict(x)"
                 )
             if not step.metrics:
-                raise TrainingError(f"the loss {step.objective!r} has no accuracy; leave metrics out")
+                raise TrainingError(f"the loss {step.objective!r} has no accuracy; omit metrics")
         self._compiled = Trainer(step)
 
     @checked_arguments(options=FitOptions)
@@ -206,7 +206,7 @@ class Network(WithWeights):
     ) -> History:
         """Train with the settings of `compile` and return losses and metrics; see `Trainer.fit`.
 
-        The variables have the trained values afterwards, even if `fit` raises an error.
+        Afterwards the variables have the trained values, even if `fit` raises an error.
         """
         trainer = self._synchronized()
         try:
@@ -222,24 +222,24 @@ class Network(WithWeights):
     def evaluate(
         self, x: object = None, y: object = None, batch_size: int | None = None, verbose: object = None
     ) -> Scores:
-        """Return loss and metrics over data; see `Trainer.evaluate`."""
+        """Return the loss and the metrics over data; see `Trainer.evaluate`."""
         return self._synchronized().evaluate(x, y, batch_size)
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the predictions for all rows, computed in batches; index them by name for another output.
 
         Args:
-            x: inputs, as `fit` takes them.
-            batch_size: rows of a batch.
-            verbose: accepted as in Keras.
+            x: inputs, as for `fit`.
+            batch_size: rows per batch.
+            verbose: accepted as in Keras, and ignored.
         """
         return self._weights.predictor.rows(x, batch_size, self._weights.arrays())
 
     def _synchronized(self) -> Trainer:
         if self._compiled is None:
-            raise TrainingError("the network has no loss and no optimizer for fit and evaluate; call compile first")
-        own = self._weights.arrays()
-        self._compiled.set_weights({n: own[n] for n in self._compiled.get_weights() if n in own})
+            raise TrainingError("the network has no loss or optimizer for fit and evaluate; call compile first")
+        arrays = self._weights.arrays()
+        self._compiled.set_weights({n: arrays[n] for n in self._compiled.get_weights() if n in arrays})
         return self._compiled
 
 
@@ -260,7 +260,7 @@ def _unused(name: str, taken: Sequence[str]) -> str:
 @checked_arguments()
 @dataclass(frozen=True)
 class LossObject:
-    """A loss object of Keras: a formula of `training_step` with its options."""
+    """A Keras loss object: a formula of `training_step` with its options."""
 
     formula: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -280,7 +280,7 @@ class LossObject:
         """
         source = getattr(y_pred, "source", None)
         if not isinstance(source, _Source) or not isinstance(y_pred, Predictions):
-            raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; call with (y, network(inputs))")
+            raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; pass (y, network(inputs))")
         target, weight = _unused("y_true", source.network.inputs), _unused("sample_weight", source.network.inputs)
         loss = source.network.loss(self.text(y_pred.output, target, None if sample_weight is None else weight))
         batch = {**source.inputs, target: to_array(y_true, "y_true")}
@@ -294,27 +294,27 @@ _PROBABILITIES: Mapping[str, object] = {_LOGITS: False}
 """Keras's default: predictions are probabilities."""
 _BY_CLASS: Mapping[str, object] = {**_PROBABILITIES, "axis": -1}
 _MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
-"""Keras's reductions that are the mean."""
+"""Keras's names of the mean."""
 
 
 def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Callable[..., LossObject]:
     """Return a function from options to the loss object of a formula.
 
-    `doc`: the docstring of that function. `positional`: the options that Keras accepts as positional arguments.
+    `doc`: the docstring of that function. `positional`: the options that Keras accepts by position.
     """
 
-    def make(*given: object, reduction: str | None = None, name: str | None = None, **options: object) -> LossObject:
-        if len(given) > len(positional) or set(positional[: len(given)]) & options.keys():
-            raise TrainingError(f"{formula} takes {', '.join(positional) or 'nothing'} by place; name other options")
+    def make(*values: object, reduction: str | None = None, name: str | None = None, **options: object) -> LossObject:
+        if len(values) > len(positional) or set(positional[: len(values)]) & options.keys():
+            raise TrainingError(f"{formula} takes {', '.join(positional) or 'nothing'} by position; name the others")
         if reduction not in _MEAN:
             raise TrainingError(
-                f"reduction={reduction!r} is not here: losses are means; multiply them, as in loss * 32"
+                f"reduction={reduction!r} is not supported; losses are means, so use loss * 32 for a sum"
             )
         unknown = next((o for o in options if o not in FORMULAS[formula].options), None)
         if unknown is not None:
             legal = FORMULAS[formula].options
             raise TrainingError(f"{formula} has no option {unknown!r}; {advice(unknown, legal, f'it has {legal}')}")
-        return LossObject(formula, {**defaults, **dict(zip(positional, given, strict=False)), **options})
+        return LossObject(formula, {**defaults, **dict(zip(positional, values, strict=False)), **options})
 
     make.__doc__ = doc
     return make
@@ -324,8 +324,8 @@ class Losses(metaclass=Namespace):
     """Keras's loss objects, for predictions of a `Network`, with the options of `training_step`'s formulas.
 
     Predictions are probabilities unless `from_logits=True`. If a Softmax or Sigmoid computes them, the loss reads its
-    logits instead. The class axis is the last one, or `axis`. All losses are means over rows or numbers;
-    `KLDivergence` divides by the number of rows, as PyTorch's "batchmean".
+    logits instead. The class axis is the last one unless `axis` is set. All losses are means over rows or numbers;
+    `KLDivergence` divides by the number of rows, like PyTorch's "batchmean".
     """
 
     SparseCategoricalCrossentropy = staticmethod(

@@ -33,7 +33,7 @@ class OptimizerState:
     """The mutable state of an optimizer; a `LossScaleOptimizer` shares it with its inner optimizer.
 
     `count`: number of steps. `slots`: by variable and slot name. `added`: names of the slots from `add_slot`.
-    `variables`: by name, to detect two variables with one name; copies of the optimizer start without any.
+    `variables`: by name, to detect duplicate names; copies of the optimizer start with none.
     """
 
     rule: Optimizer
@@ -52,7 +52,7 @@ class StatefulOptimizer:
 
     Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). If an optimizer
     is passed to `training_step`, each `fit` starts from its step count and slots and updates them at the end. A new
-    learning rate applies from the next step on.
+    learning rate applies from the next step.
 
     Args:
         rule: the arithmetic and hyperparameters, such as `SGD(0.1)`.
@@ -112,7 +112,7 @@ class StatefulOptimizer:
 
         Args:
             loss: a `Differentiable` loss.
-            var_list: one variable or several; None means those of the loss.
+            var_list: one variable or several; None means all variables of the loss.
             grad_loss: a factor for the gradients: the gradient with respect to the loss; None means 1.
         """
         variables = variable_list(var_list, loss)
@@ -130,7 +130,7 @@ class StatefulOptimizer:
 
         Args:
             loss: the loss.
-            var_list: one variable or several to change; None means those of the loss.
+            var_list: one variable or several to change; None means all variables of the loss.
             grad_loss: gradient with respect to the loss; None means 1.
             name: accepted as in Keras, and ignored: there are no graph ops to name.
             global_step: a variable that counts steps; skipped steps do not count.
@@ -139,7 +139,7 @@ class StatefulOptimizer:
         self.apply_gradients(pairs, name, global_step=global_step)
 
     def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
-        """Return a list with one function: it makes one step on a `Differentiable` loss."""
+        """Return a list of one function, which makes one step on a `Differentiable` loss."""
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(
@@ -167,14 +167,14 @@ class StatefulOptimizer:
         values = {variable.name: variable.numpy() for _, variable in pairs}
         for variable_name, fresh in initial_slots(self.rule, values).items():
             current = slots.get(variable_name, {})
-            own = {slot: array for slot, array in current.items() if slot in fresh or slot in self._state.added}
+            kept = {slot: array for slot, array in current.items() if slot in fresh or slot in self._state.added}
             for slot, array in fresh.items():  # setting a hyperparameter during training can add a slot
-                if own.setdefault(slot, array).shape != array.shape:
+                if kept.setdefault(slot, array).shape != array.shape:
                     raise TrainingError(
-                        f"slot {slot!r} of variable {variable_name!r} has shape {own[slot].shape}, but the variable has"
-                        f" {array.shape}; restore a checkpoint of this variable"
+                        f"slot {slot!r} of variable {variable_name!r} has shape {kept[slot].shape}, but the variable"
+                        f" has {array.shape}; restore a checkpoint of this variable"
                     )
-            slots[variable_name] = own
+            slots[variable_name] = kept
         grads = {variable.name: gradient for gradient, variable in pairs}
         after, slots_after = applied(self.rule, values, grads, slots, step=self.iterations + 1)
         for _, variable in pairs:
@@ -199,11 +199,11 @@ class StatefulOptimizer:
         Raises:
             TrainingError: the initial value does not have the variable's shape.
         """
-        own = self.slots().setdefault(as_variable(var).name, {})
-        if slot_name not in own:
-            own[slot_name] = _initial_value(initializer, var, slot_name)
+        slots = self.slots().setdefault(as_variable(var).name, {})
+        if slot_name not in slots:
+            slots[slot_name] = _initial_value(initializer, var, slot_name)
             self._state.added.add(slot_name)
-        return own[slot_name].copy()
+        return slots[slot_name].copy()
 
     def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
         """Set the value of an existing slot.
@@ -218,14 +218,14 @@ class StatefulOptimizer:
         """Return a copy of a slot.
 
         Raises:
-            TrainingError: the slot is unknown, or no step was made yet.
+            TrainingError: the slot is unknown, or no step has been made.
         """
         try:
             slot: Array = self.slots()[var.name][slot_name]
         except KeyError:
             legal = ", ".join(self.get_slot_names()) or "none"
             raise TrainingError(
-                f"no slot {slot_name!r} of variable {var.name!r}; after its first step the optimizer has {legal}"
+                f"variable {var.name!r} has no slot {slot_name!r}; after the first step, the optimizer has {legal}"
             ) from None
         return slot.copy()
 
@@ -256,7 +256,7 @@ class StatefulOptimizer:
         return {path: np.array(array) for path, array in checkpoint.by_path(self.iterations, self.slots()).items()}
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` with an equal inner one, or of a `Trainer`.
+        """Restore a checkpoint of such an optimizer, of a `LossScaleOptimizer` around one, or of a `Trainer`.
 
         Args:
             saved: the result of `checkpoint`, or a file of `Trainer.save`.
@@ -270,16 +270,14 @@ class StatefulOptimizer:
             raise TrainingError("the checkpoint lacks the step count 'step'; pass the result of checkpoint()")
         unexpected = next((path for path in saved if not path.startswith(checkpoint.PATHS)), None)
         if unexpected is not None:
-            raise TrainingError(
-                f"the checkpoint has {unexpected!r}, which is of another tool; pass what checkpoint() gives"
-            )
+            raise TrainingError(f"the checkpoint has an unknown path {unexpected!r}; pass the result of checkpoint()")
         slots: dict[str, dict[str, Array]] = {}
         for path in (path for path in saved if path.startswith(checkpoint.SLOT)):
             name, _, slot = path.removeprefix(checkpoint.SLOT).rpartition("/")
             if slot not in self.get_slot_names():
                 raise TrainingError(
-                    f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} has no such slot;"
-                    " restore it with the optimizer that saved it"
+                    f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} does not have"
+                    " it; restore it with the optimizer that saved it"
                 )
             slots.setdefault(name, {})[slot] = np.array(saved[path], np.float32)
         self._state.count, self._state.slots = int(count), slots
@@ -305,8 +303,8 @@ def _initial_value(value: object, var: Variable, slot: str) -> Array:
         return np.array(np.broadcast_to(np.asarray(array, np.float32), var.shape))
     except (TypeError, ValueError) as cause:
         raise TrainingError(
-            f"{value!r} is not a value of slot {slot!r} of {var.name!r}, whose shape is {var.shape}; use 'zeros',"
-            " 'ones', a number, an array or a function of the shape"
+            f"{value!r} does not fit slot {slot!r} of {var.name!r}, which has shape {var.shape}; use 'zeros', 'ones',"
+            " a number, an array or a function of the shape"
         ) from cause
 
 

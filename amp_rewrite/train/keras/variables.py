@@ -1,4 +1,4 @@
-"""Variables, and losses with gradients with respect to variables."""
+"""Variables, and losses that are differentiable with respect to them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Variable(ArrayLike):
         """
         array = float_array(value, f"the value of variable {self.name!r}")
         if array.shape != self.shape:
-            raise TrainingError(f"variable {self.name!r} has shape {self.shape}, not {array.shape}; assign that shape")
+            raise TrainingError(f"variable {self.name!r} has shape {self.shape}, not {array.shape}; correct the array")
         self._value = array
 
     def assign_add(self, delta: object) -> None:
@@ -118,25 +118,23 @@ Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]
 
 
 def variable_list(variables: Variables | None, loss: object = None) -> list[Variable]:
-    """Return variables as a list; None means those of the loss."""
+    """Return variables as a list; None means all variables of the loss."""
     if variables is None:
         variables = getattr(loss, "variables", None)
         if variables is None:
-            raise TrainingError(
-                f"{quoted(loss)} does not tell its variables; pass them as var_list, or a loss of a model"
-            )
+            raise TrainingError(f"{quoted(loss)} does not list its variables; pass var_list, or use a ModelLoss")
     if isinstance(variables, Variable):
         return [variables]
-    given: object = variables() if callable(variables) and not isinstance(variables, Differentiable) else variables
-    if not isinstance(given, Iterable) or isinstance(given, Differentiable):
-        raise TrainingError(f"{quoted(variables)} are not variables; pass a Variable or several, after the loss")
-    return [as_variable(variable) for variable in given]
+    listed: object = variables() if callable(variables) and not isinstance(variables, Differentiable) else variables
+    if not isinstance(listed, Iterable) or isinstance(listed, Differentiable):
+        raise TrainingError(f"{quoted(variables)} is not a Variable or a list of them; pass variables after the loss")
+    return [as_variable(variable) for variable in listed]
 
 
 def as_variable(variable: object) -> Variable:
     if isinstance(variable, Variable):
         return variable
-    raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variable objects, gradients before them")
+    raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variables, in pairs after their gradients")
 
 
 class Loss(ArrayLike):
@@ -189,7 +187,7 @@ class Product(Loss):
 
 
 def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
-    """Return the loss times a number, the gradient with respect to the loss; None returns the loss itself."""
+    """Return the loss times a number, the gradient with respect to the loss; None returns the loss unchanged."""
     if weight is None:
         return loss
     array = np.asarray(weight, np.float32)
@@ -212,10 +210,10 @@ def differentiable(loss: object) -> Differentiable:
 
 def pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variable]]:
     """Return pairs of gradient and variable as a list. TrainingError if no variable has a gradient."""
-    given = grads_and_vars if isinstance(grads_and_vars, Iterable) else [None]
-    pairs = [pair if isinstance(pair, (tuple, list)) else () for pair in given]
+    items = grads_and_vars if isinstance(grads_and_vars, Iterable) else [None]
+    pairs = [item if isinstance(item, (tuple, list)) else () for item in items]
     if any(len(pair) != 2 for pair in pairs):
-        raise TrainingError("not pairs of a gradient and its variable; pass zip(gradients, variables)")
+        raise TrainingError("not pairs of (gradient, variable); pass zip(gradients, variables)")
     pairs = [(gradient, as_variable(variable)) for gradient, variable in pairs]
     if all(gradient is None for gradient, _ in pairs):
         names = ", ".join(repr(variable.name) for _, variable in pairs) or "no variables"

@@ -1,4 +1,4 @@
-"""Objectives: a model with a loss of its own, or with an appended loss and inputs for the targets."""
+"""Objectives: a model with a built-in loss, or with an appended loss and target inputs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ REGION = "amp.loss"
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A loss: a function that appends it and returns its value and accuracy, and the names of its options.
+    """A loss: the function appending it to a model, and the names of its options.
 
-    `activation`: the op that turns logits into the probabilities of this loss. If it computes the prediction, the loss
-    reads its input instead.
+    `append`: returns the names of the loss and the accuracy. `activation`: the op that turns logits into the
+    probabilities of this loss. If it computes the prediction, the loss reads its input instead.
     """
 
     append: Callable[[Prediction], tuple[str, str | None]]
@@ -41,18 +41,18 @@ class Formula:
 
 
 def _cross_entropy(p: Prediction) -> tuple[str, str]:
-    """Append the mean of -log p(class), as torch's cross_entropy with class indices."""
+    """Append the mean of -log p(class), like torch's cross_entropy with class indices."""
     b, shape = p.b, p.move_class_axis()
     count = shape[1] if isinstance(shape[1], int) else None
     ignored, weights = p.option("ignore_index"), p.class_weights(count)
     fields = {"classes": count, "ignored": ignored, "axis": p.class_axis(), "class_weights": weights}
     labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32, kind=CLASSES, **fields)
     logs, kept, smoothing = p.logarithms(1), p.kept(labels, ignored), p.option("label_smoothing")
-    inputs, share = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], kept
+    inputs, counted = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], kept
     picked = partial(b.op, "NegativeLogLikelihoodLoss", reduction="none", ignore_index=ignored)
     each = picked(logs, *inputs)
     if weights is not None:
-        share = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *inputs)
+        counted = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *inputs)
     if smoothing:
         rows = b.op("Neg", b.reduce("ReduceSum", p.times_classes(logs, weights), [1], keepdims=False))
         spread = p.times(b.op("Mul", rows, kept), smoothing / p.known_classes(count))
@@ -61,7 +61,7 @@ def _cross_entropy(p: Prediction) -> tuple[str, str]:
     correct = b.op("Mul", b.op("Cast", equal, to=DType.FLOAT.code), kept)
     value, divisor, accuracy, total = (
         b.reduce("ReduceSum", part, None, keepdims=False)
-        for part in (p.weighted(each, len(shape) - 1), share, correct, kept)
+        for part in (p.weighted(each, len(shape) - 1), counted, correct, kept)
     )
     return b.op("Div", value, divisor), b.op("Div", accuracy, total)
 
@@ -75,7 +75,7 @@ def _mean_of_bools(b: Builder, correct: str) -> str:
 
 
 def _categorical(p: Prediction) -> tuple[str, str]:
-    """Append the mean over rows of -Σ t log p, as torch's cross_entropy with class probabilities."""
+    """Append the mean over rows of -Σ t log p, like torch's cross_entropy with class probabilities."""
     b, shape = p.b, p.move_class_axis()
     targets = p.permuted(p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=p.class_axis()))
     count = shape[1] if isinstance(shape[1], int) else None
@@ -89,7 +89,7 @@ def _categorical(p: Prediction) -> tuple[str, str]:
 
 
 def _kl_divergence(p: Prediction) -> tuple[str, str]:
-    """Append Σ t (log t - log p) divided by the number of rows, as torch's kl_div with reduction="batchmean"."""
+    """Append Σ t (log t - log p) divided by the number of rows, like torch's kl_div with reduction="batchmean"."""
     b, axis = p.b, p.class_axis(last=True)
     targets = p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=axis)
     terms = b.op("Mul", targets, b.op("Sub", p.log_of(targets), p.logarithms(axis)))
@@ -102,7 +102,7 @@ def _kl_divergence(p: Prediction) -> tuple[str, str]:
 
 
 def _binary_cross_entropy(p: Prediction) -> tuple[str, str]:
-    """Append the mean of -(w t log p + (1 - t) log(1 - p)), with w = pos_weight, as torch does on logits."""
+    """Append the mean of -(w t log p + (1 - t) log(1 - p)), with w = pos_weight, like torch on logits."""
     b = p.b
     targets = smoothed = p.targets(p.shape(), DType.FLOAT, kind=YES_OR_NO)
     smoothing = p.option("label_smoothing")
@@ -131,8 +131,8 @@ def _difference(p: Prediction) -> str:
 
 
 def _mean_squared_error(p: Prediction) -> tuple[str, None]:
-    off = _difference(p)
-    return p.mean(p.b.op("Mul", off, off)), None
+    error = _difference(p)
+    return p.mean(p.b.op("Mul", error, error)), None
 
 
 def _mean_absolute_error(p: Prediction) -> tuple[str, None]:
@@ -141,9 +141,9 @@ def _mean_absolute_error(p: Prediction) -> tuple[str, None]:
 
 def _huber(p: Prediction) -> tuple[str, None]:
     """Append the mean of ½ d² within delta of the target, and delta (|d| - ½ delta) beyond (Huber, 1964)."""
-    b, delta, off = p.b, p.option("delta"), _difference(p)
-    size = b.op("Abs", off)
-    near = p.times(b.op("Mul", off, off), 0.5)
+    b, delta, error = p.b, p.option("delta"), _difference(p)
+    size = b.op("Abs", error)
+    near = p.times(b.op("Mul", error, error), 0.5)
     far = p.times(b.op("Sub", size, b.scalar(delta / 2, DType.FLOAT)), delta)
     inside = b.op("LessOrEqual", size, b.scalar(delta, DType.FLOAT))
     return p.mean(b.op("Where", inside, near, far)), None
@@ -166,7 +166,7 @@ LOSSES: Mapping[str, Formula] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A model with its loss, by the names of the loss and of the metrics, all float32.
+    """A model with the names of its loss and metrics, all float32.
 
     Metrics are scalars. The loss has one element: its `shape` is () or all ones. `notes` are for the report.
     """
@@ -194,7 +194,7 @@ def objective(model: Model, loss: str) -> Objective:
     """
     if not isinstance(loss, str):
         raise TrainingError(
-            f"the loss is {quoted(loss)}, not text; use the name of a value, or text such as"
+            f"the loss is {quoted(loss)}, not a string; use the name of a value, or a formula such as"
             " cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
@@ -206,7 +206,7 @@ def objective(model: Model, loss: str) -> Objective:
         raise TrainingError(f"the model has no value {values[0]!r}; {_outputs(b)}")
     dtype = b.dtype(values[0])
     if dtype is None or not dtype.floating:
-        raise TrainingError(f"{values[0]!r} is {type_name(dtype)}; use a floating prediction")
+        raise TrainingError(f"the prediction {values[0]!r} is {type_name(dtype)}; use a floating-point value")
     formula = LOSSES[call[1]]
     prediction = Prediction(b, call[1], values[0], values[1] if len(values) > 1 else None, options)
     if formula.activation is not None:
@@ -221,7 +221,7 @@ def objective(model: Model, loss: str) -> Objective:
 
 
 def _labels(b: Builder) -> TargetInput | None:
-    """Return the input with the class indices of the model's own loss; None if there is no such loss, or several.
+    """Return the class index input of the model's built-in loss; None without one, or with several.
 
     Batches are checked against it: for a class out of range, onnxruntime's CPU kernel fails without naming the input,
     and other kernels read outside the array.
@@ -241,7 +241,7 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
     value = b.original(name)
     if value is None:
         losses = ", ".join(f"{n}(…)" for n in LOSSES)
-        raise TrainingError(f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}")
+        raise TrainingError(f"the model has no value {name!r} to use as the loss; {_outputs(b)}, or use {losses}")
     kind = b.view.types[value.id]
     if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT:
         what = type_name(kind.dtype if kind else None)
@@ -265,7 +265,7 @@ _CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*", re.DOTALL)
 _COMMA = re.compile(r",(?![^\[]*\])")
 """A comma outside a list."""
 _NAME_OPTION = "sample_weight"
-"""The option whose value is a name."""
+"""Option with a name as its value."""
 
 
 def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[str, object]]:
@@ -293,7 +293,7 @@ def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[st
             except (ValueError, SyntaxError):
                 if word != _NAME_OPTION:
                     raise TrainingError(
-                        f"{word}={value} of {name} is neither a number nor a list of numbers, True or False; correct it"
+                        f"{word}={value} of {name} is not a number, a list of numbers, True or False; correct it"
                     ) from None
                 options[word] = value
     if len(values) not in (1, 2) or "" in values:

@@ -64,8 +64,8 @@ NO_GRAD = "a parameter with requires_grad=False"
 
 
 Module = Mapping[str, str] | None
-"""The tensors of the PyTorch module or Keras model that a model was exported from, each with the reason why it is not
-trained, or "" for a parameter; None if they are unknown."""
+"""The tensors of the exported PyTorch module or Keras model, each with the reason why it is not trained, or "" for a
+parameter; None if they are unknown."""
 
 
 def module_of(model: Model) -> Module:
@@ -103,22 +103,22 @@ class ParameterGlobs:
     def __post_init__(self) -> None:
         for globs in (self.parameters, self.freeze):
             if not isinstance(globs, (str, Sequence, type(None))) or not all(isinstance(g, str) for g in globs or ()):
-                raise TrainingError(f"parameters and freeze take globs on names of initializers, not {quoted(globs)}")
+                raise TrainingError(f"parameters and freeze take globs on initializer names, not {quoted(globs)}")
 
     def freezes(self, name: str) -> bool:
         return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 
-def parameter_rows(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> tuple[ParameterRow, ...]:
+def parameter_rows(view: View, loss: str, choice: ParameterGlobs, minimum: int = 1) -> tuple[ParameterRow, ...]:
     """Return a row for each float32 initializer, in the model's order.
 
-    By default, every initializer is trained that receives a gradient of the loss, except running statistics, initial
-    states of recurrent layers, buffers (recognized by name), tables of sinusoids, masks, and single numbers that no
-    product, convolution or normalization reads as a weight (an epsilon, a scale). An exact name in `parameters` trains
-    such an initializer anyway; a glob selects only among the others.
+    By default, every initializer with a gradient of the loss is trained, except running statistics, initial states of
+    recurrent layers, buffers (recognized by name), tables of sinusoids, masks, and single numbers that no product,
+    convolution or normalization reads as a weight (an epsilon, a scale). An exact name in `parameters` trains even
+    these; a glob selects only among the others.
 
     TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
-    `least` trained ones, for weights that an exporter merged, and by default for half-precision weights, which cannot
+    `minimum` trained ones, for weights that an exporter merged, and by default for half-precision weights, which cannot
     be trained. O(nodes + uses); reads the values of every candidate.
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
@@ -150,7 +150,7 @@ def parameter_rows(view: View, loss: str, choice: ParameterGlobs, least: int = 1
         elif why == _UNREACHED and name not in (choice.module or ()):
             continue
         rows.append(ParameterRow(name, role, tuple(map(int, value.tensor.dims)), why))
-    if sum(row.role == TRAINED for row in rows) < least:
+    if sum(row.role == TRAINED for row in rows) < minimum:
         raise TrainingError(
             f"the loss {loss!r} does not depend on a trainable float32 initializer, or all are frozen; export the model"
             " with its weights as initializers, or name them in `parameters`"
@@ -192,10 +192,10 @@ def _some(names: Sequence[str]) -> str:
 def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
     readers = _gradient_paths(view, loss, half).readers if half else ()
     weights = (v for v in half if any(view.ops[use.op].kind in WEIGHTED for use in view.uses[v.id]))
-    if left := [v.name for v in weights if v.id in readers]:
+    if affected := [v.name for v in weights if v.id in readers]:
         raise TrainingError(
-            f"{_some(left)} of the model {'is' if len(left) == 1 else 'are'} in half precision, but trained weights"
-            " must be float32; pass the float32 model (training_step lowers it), widen this one with"
+            f"{_some(affected)} of the model {'is' if len(affected) == 1 else 'are'} in half precision, but trained"
+            " weights must be float32; pass the float32 model (training_step lowers it), widen this one with"
             " convert(model, keep=['*']), or name the trained initializers in `parameters`"
         )
 
@@ -206,13 +206,13 @@ def _check_unmerged(view: View, value: Value, module: Module) -> None:
     if module or readers < 2:
         return
     array = view.model.array(value.tensor)
-    if array.size < 2 or array.min() != array.max():  # weights that are tied on purpose differ from element to element
+    if array.size < 2 or array.min() != array.max():  # elements of deliberately tied weights differ
         return
     raise TrainingError(
-        f"the initializer {value.name!r} stands for several weights: {readers} ops read it and all its numbers are"
-        " equal, so an exporter merged weights that were equal. Trained, they would stay one. Export with"
-        " amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters` to train"
-        " them as one, or in `freeze` to leave them"
+        f"the initializer {value.name!r} stands for several weights: {readers} ops read it and all its elements are"
+        " equal, so an exporter merged equal weights. Training would keep them equal. Export with"
+        " amp_rewrite.train.from_torch(module, example), which keeps weights separate, or name the initializer in"
+        " `parameters` to train it as one weight, or in `freeze`"
     )
 
 
@@ -230,7 +230,7 @@ def _reason(view: View, value: Value, gradients: Paths, module: Module) -> str |
     return _why_not_a_weight(view, value, {view.ops[u.op].kind for u in uses})
 
 
-_OF_EXPORTER = "a constant of the exporter, not a parameter of the module"
+_OF_EXPORTER = "a constant from the exporter, not a parameter of the module"
 _UNREACHED = "no gradient of the loss reaches it"
 
 
@@ -252,7 +252,7 @@ WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNo
 """Ops with weights: even a single number that they read is a weight."""
 _STATISTICS = (3, 4)
 _STATES = (5, 6)
-"""Inputs of recurrent ops with initial states; exporters fill them with zeros."""
+"""Recurrent ops' inputs for initial states; exporters fill them with zeros."""
 _LARGEST = 1e4
 """Largest magnitude of a weight; initializers with larger numbers are masks."""
 _NAMES = re.compile(
@@ -314,14 +314,14 @@ def _is_state(view: View, use: Use) -> bool:
 def is_sinusoids(table: Array) -> bool:
     """True if each column of a table [positions, features] is a sinusoid of the position.
 
-    A sine or cosine x of the angular frequency w obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p). A first row of zeros for
-    padding is left out, with the rows before it.
+    A sine or cosine x of the angular frequency w obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p). A padding row of zeros near
+    the start is skipped, with the rows before it.
     """
     padding = np.flatnonzero(~table[:_MIN_ROWS].any(axis=1))
     table = table[padding[-1] + 1 :] if padding.size else table
     if len(table) < _MIN_ROWS or (len(table) - _MIN_ROWS + 1) * table.shape[1] < _MIN_EQUATIONS:
         return False
-    few = table[:_MIN_ROWS]  # reject most weights before a copy of the whole table
+    few = table[:_MIN_ROWS]  # reject most weights without a copy of the whole table
     for rows in (few, table[:_ROWS]):
         size = np.abs(rows).max()
         if not 0 < size < np.inf or not np.ptp(rows):

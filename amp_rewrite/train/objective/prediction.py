@@ -77,7 +77,7 @@ class Prediction:
     # -- logits and probabilities ----------------------------------------------------------------------
 
     def find_logits(self, kind: str) -> None:
-        """Decide whether the prediction is logits; read the logits before a Softmax or Sigmoid of this kind."""
+        """Decide whether the prediction has logits, and read those before a Softmax or Sigmoid of this kind."""
         view, value, from_logits = self.b.view, self.b.original(self.name), self.option("from_logits")
         assert value is not None
         computed, _ = behind_casts(view, value.id)
@@ -94,8 +94,8 @@ class Prediction:
             return
         if from_logits is None and activation and kind == "Softmax":
             raise TrainingError(
-                f"{self.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each other;"
-                " use binary_cross_entropy, or say from_logits=False to take it for probabilities"
+                f"{self.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes are not mutually"
+                " exclusive; use binary_cross_entropy, or pass from_logits=False to use its values as probabilities"
             )
         self.logits = not activation if from_logits is None else bool(from_logits)
 
@@ -112,7 +112,7 @@ class Prediction:
         shape = self.b.shape(self.name)
         if shape is None:
             raise TrainingError(
-                f"the rank of the prediction {self.name!r} is unknown; declare input shapes of the model"
+                f"the rank of the prediction {self.name!r} is unknown; declare the shapes of the model's inputs"
             )
         return shape
 
@@ -120,17 +120,17 @@ class Prediction:
         rank = len(self.shape())
         axis: int = self.options.get("axis", default)  # type: ignore[assignment]
         if not _whole(axis) or not -rank <= axis < rank:
-            raise self._wrong("axis", axis, f"an axis of {self.name!r}, which has {rank}")
+            raise self._wrong("axis", axis, f"an axis of {self.name!r}, which has rank {rank}")
         return axis % rank
 
     def class_axis(self, *, last: bool = False) -> int:
-        """Return the class axis: the Softmax's, else the option's, else axis 1 or the last one."""
+        """Return the class axis: the Softmax's, the option's, or by default axis 1 or the last one."""
         axis = self.axis(-1 if last else 1)
         if self.softmax is None:
             return axis
         if "axis" in self.options and axis != self.softmax:
             raise TrainingError(
-                f"the Softmax of {self.name!r} runs over axis {self.softmax}, but the loss has axis={axis}; give"
+                f"the Softmax of {self.name!r} runs over axis {self.softmax}, but the loss has axis={axis}; pass"
                 " the axis of the classes, or from_logits=True"
             )
         return self.softmax
@@ -140,7 +140,7 @@ class Prediction:
         shape = self.b.shape(self.name)
         if shape is None or len(shape) < 2:
             dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
-            raise TrainingError(f"{self.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
+            raise TrainingError(f"{self.loss} needs logits [batch, classes, …], but {self.name!r} has {dims}")
         axis = self.class_axis()
         self.permutation = [a for a in range(len(shape)) if a != axis]
         self.permutation.insert(1 if axis else 0, axis)
@@ -168,9 +168,9 @@ class Prediction:
     # -- targets ---------------------------------------------------------------------------------------
 
     def targets(self, shape: Shape, *dtypes: DType, **fields: Any) -> str:
-        """Return the input of the targets, and append it if it is new. TrainingError for another type or shape.
+        """Return the target input, and append it if it is new. TrainingError for another type or shape.
 
-        `fields`: those of `TargetInput`.
+        `fields`: fields of `TargetInput`.
         """
         name = self._input("target", self.target_name or DEFAULT_TARGET, shape, dtypes)
         self.target = TargetInput(name, **fields)
@@ -192,14 +192,14 @@ class Prediction:
             raise TrainingError(
                 f"the {what} {name!r} is a value of the model, but not an input; use an input or a new name"
             )
-        dtype, own = b.dtype(name), b.shape(name)
+        dtype, declared = b.dtype(name), b.shape(name)
         if dtype not in kinds:
             kind = dtype.spelling if dtype else "of unknown type"
-            raise TrainingError(f"the {what} {name!r} is {kind}; this loss needs {kinds[0].spelling}")
-        if own is not None and not (len(own) == len(shape) and all(map(_agree, own, shape))):
+            raise TrainingError(f"the {what} {name!r} is {kind}, not {kinds[0].spelling}; use a new name")
+        if declared is not None and not (len(declared) == len(shape) and all(map(_agree, declared, shape))):
             raise TrainingError(
-                f"the {what} {name!r} is an input of shape {list(own)}, but this loss needs {list(shape)}; use another"
-                " input, or a new name"
+                f"the {what} {name!r} is an input of shape {list(declared)}, but this loss needs {list(shape)}; use"
+                " another input, or a new name"
             )
         return name
 
@@ -233,8 +233,8 @@ class Prediction:
         """Return the number of classes. TrainingError if it is not declared."""
         if count is None:
             raise TrainingError(
-                f"label_smoothing needs the number of classes, but that of {self.name!r} is not declared; declare it in"
-                " the model"
+                f"label_smoothing needs the number of classes, but {self.name!r} does not declare it; declare its shape"
+                " in the model"
             )
         return count
 
@@ -262,7 +262,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
     ),
     "sample_weight": (lambda v: isinstance(v, str), "the name of an input", None),
 }
-"""Options of losses: a test of the value, the legal values in words, and the default."""
+"""Loss options: a test of the value, the legal values in words, and the default."""
 
 
 def _agree(dim: int | str | None, other: int | str | None) -> bool:

@@ -287,7 +287,7 @@ def test_unknown_policies_are_refused_and_equivalent_spellings_are_equal() -> No
 
 def test_a_useless_loss_scale_is_warned_of() -> None:
     with pytest.warns(
-        UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16: "
+        UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16; "
     ) as said:
         assert Policy("mixed_bfloat16", loss_scale=2).loss_scale == 2.0
     assert said[0].filename == __file__  # of the caller

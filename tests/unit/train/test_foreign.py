@@ -108,12 +108,24 @@ def test_half_gradients_come_out_in_float32() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "l"}, "'l' is named; name values of the main graph as loss and seed and outputs as gradients"),
-        ({"seed": "s"}, "'s' is named; name values of the main graph as loss and seed and outputs as gradients"),
-        ({"grads": ["dy"]}, "'dy' is named; name values of the main graph as loss and seed and outputs as gradients"),
-        ({"grads": []}, "no gradient is named; name values of the main graph as loss and seed and outputs as"),
-        ({"seed": "total"}, "'total' is not a seed: all gradients depend on a seed, and the loss does not"),
-        ({"seed": "y"}, "'y' is not a seed: all gradients depend on a seed, and the loss does not"),
+        (
+            {"loss": "l"},
+            "unknown or missing names: 'l'; loss and seed must be values of the main graph, and grads must",
+        ),
+        (
+            {"seed": "s"},
+            "unknown or missing names: 's'; loss and seed must be values of the main graph, and grads must",
+        ),
+        (
+            {"grads": ["dy"]},
+            "unknown or missing names: 'dy'; loss and seed must be values of the main graph, and grads must",
+        ),
+        (
+            {"grads": []},
+            "unknown or missing names: grads; loss and seed must be values of the main graph, and grads must",
+        ),
+        ({"seed": "total"}, "'total' is not the seed: all gradients must depend on the seed, and the loss must not"),
+        ({"seed": "y"}, "'y' is not the seed: all gradients must depend on the seed, and the loss must not"),
         ({"loss_scale": None}, "loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale"),
     ],
 )

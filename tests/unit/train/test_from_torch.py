@@ -127,7 +127,7 @@ def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants()
     assert _why(step, "frozen.weight") == "a parameter with requires_grad=False"
     assert step.report is not None
     left = {row.why for row in step.report.parameters if row.role == "frozen"}
-    assert "a constant of the exporter, not a parameter of the module" in left
+    assert "a constant from the exporter, not a parameter of the module" in left
 
 
 def _stopped(torch: Any) -> Any:
@@ -195,8 +195,8 @@ def _odd(torch: Any, way: str) -> Any:
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("counted", "changes 'calls' in place when it is called, even in evaluation mode"),
-        ("looked_up", "changes 'part.weight' in place when it is called, even in evaluation mode"),
+        ("counted", "a call of the module changes 'calls' in place, even in evaluation mode"),
+        ("looked_up", "a call of the module changes 'part.weight' in place, even in evaluation mode"),
     ],
 )
 def test_modules_lost_in_the_export_are_refused(way: str, message: str) -> None:
@@ -213,10 +213,10 @@ def test_modules_lost_in_the_export_are_refused(way: str, message: str) -> None:
     [
         (
             "spectral",
-            "in training mode PyTorch computes 'part.parametrizations.weight.0' differently than in evaluation",
+            "in training mode, PyTorch computes 'part.parametrizations.weight.0' differently or changes",
         ),
-        ("counted in training", "in training mode PyTorch computes 'Net' differently than in evaluation"),
-        ("rounded", "'Rounded' has a custom gradient in PyTorch; a step computes that of the forward pass"),
+        ("counted in training", "in training mode, PyTorch computes 'Net' differently or changes its buffers"),
+        ("rounded", "the custom gradient of 'Rounded' is not exported; a step differentiates the forward pass instead"),
         ("", ""),
     ],
 )

@@ -9,7 +9,7 @@ from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices, serialize
 
 MAX = float(np.finfo(np.float32).max)
-pytestmark = pytest.mark.filterwarnings("ignore:gradients are not finite at the least loss scale")
+pytestmark = pytest.mark.filterwarnings("ignore:gradients are not finite at the minimum loss scale")
 
 # Flags of finite steps, (initial, period, multiplier), the scale after each step. From TensorFlow's own tests
 # (mixed_precision/experimental/loss_scale_test.py of 2.3), confirmed by running TensorFlow.
@@ -123,7 +123,7 @@ def test_a_backoff_factor_is_checked_and_omitted_if_it_is_the_default() -> None:
 
 def test_a_scale_below_1_needs_a_lower_minimum_and_warns_once_at_it() -> None:
     scale = DynamicLossScale(2.0, 2000, minimum=0.25)
-    with pytest.warns(UserWarning, match=r"^gradients are not finite at the least loss scale, 0.25") as seen:
+    with pytest.warns(UserWarning, match=r"^gradients are not finite at the minimum loss scale 0.25") as seen:
         values = [scale.update([np.full(1, np.inf)]) and float(scale()) for _ in range(6)]
     assert values == [1, 0.5, 0.25, 0.25, 0.25, 0.25] and len(seen) == 1
     assert scales.get(serialize(scale)).get_config() == scale.get_config()  # type: ignore[union-attr]

@@ -98,4 +98,4 @@ def test_when_a_replica_dies_the_others_end_with_an_error(tmp_path: Path) -> Non
     pytest.importorskip("torch")
     (code, said), (died, _) = started(tmp_path, "--dies", "4")
     assert (code, died) == (1, 9)
-    assert "replica 0 of 2 got no answer from the others" in said and "restart all of them" in said
+    assert "replica 0 of 2 got no answer from the others" in said and "restart all replicas" in said

@@ -194,7 +194,7 @@ def test_label_smoothing_stays_in_the_export(way: str, monkeypatch: pytest.Monke
 
     if way == "classes":  # PyTorch's exporter leaves the smoothing out
         monkeypatch.setattr(torch_forms, "_cross_entropy", lambda *_: None)
-        with pytest.raises(TrainingError, match="PyTorch exports another function than the module: on the example"):
+        with pytest.raises(TrainingError, match="the export computes something else than the module: on the example"):
             from_torch(net, batch)
 
 
@@ -341,8 +341,8 @@ def test_training_mode_lists_dropout_missing_from_the_export() -> None:
             assert report is not None
             notes[kept, mode] = [note for note in report.notes if "dropout" in note]
     assert not notes[False, False] and not notes[True, False]
-    assert notes[False, True][0].startswith("the export left out the dropout of 'drop', 'layers', 'alpha'; from_torch(")
-    assert notes[True, True][0].startswith("the export left out the dropout of 'layers', 'alpha'; from_torch(")
+    assert notes[False, True][0].startswith("the export omits the dropout of 'drop', 'layers', 'alpha'; from_torch(")
+    assert notes[True, True][0].startswith("the export omits the dropout of 'layers', 'alpha'; from_torch(")
 
 
 WORDS, TOKENS, WIDTH, TRANSFORMER_STEPS = 40, 12, 32, 30
@@ -486,11 +486,13 @@ def test_steps_match_keras(keras: Any) -> None:
 
 def test_modules_that_cannot_be_exported_are_refused(keras: Any) -> None:
     low = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_float16", name="low")])
-    with pytest.raises(TrainingError, match="layer 'low' computes in float16 by Keras's own policy; build the model"):
+    with pytest.raises(TrainingError, match="layer 'low' computes in float16 under a Keras policy; build the model"):
         from_keras(low)
-    with pytest.raises(TrainingError, match="not a model of Keras 3: Dense; use from_torch"):
+    with pytest.raises(TrainingError, match="not a Keras 3 model: Dense; use from_torch"):
         from_keras(keras.layers.Dense(2))
-    with pytest.raises(TrainingError, match=r"does not tell its inputs; build it from keras\.Input"):
+    with pytest.raises(
+        TrainingError, match=r"does not declare its inputs; build a Sequential or Functional model from keras\.Input"
+    ):
         from_keras(keras.Sequential([keras.layers.Dense(2)]))
 
 

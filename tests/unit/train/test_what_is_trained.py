@@ -172,10 +172,10 @@ def test_weights_merged_by_an_exporter_are_an_error_with_a_remedy() -> None:
     with pytest.raises(TrainingError) as error:
         _step(model)
     assert str(error.value) == (
-        "the initializer 'scale' stands for several weights: 2 ops read it and all its numbers are equal, so an"
-        " exporter merged weights that were equal. Trained, they would stay one. Export with"
-        " amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters` to train"
-        " them as one, or in `freeze` to leave them"
+        "the initializer 'scale' stands for several weights: 2 ops read it and all its elements are equal, so an"
+        " exporter merged equal weights. Training would keep them equal. Export with"
+        " amp_rewrite.train.from_torch(module, example), which keeps weights separate, or name the initializer in"
+        " `parameters` to train it as one weight, or in `freeze`"
     )
     assert _step(model, parameters=["scale", "w"]).parameters == ("scale", "w")
     assert _step(model, freeze="scale").parameters == ("w",)
