@@ -24,7 +24,7 @@ examples. `model.onnx` and `batches.npz` stand for a model and its data. `**opti
 [Options](options.md). [Training](api-train.md) has a page of its own.""",
     "api-train.md": """# Python API for training
 
-Every public name of `amp_rewrite.train` that [`amp_rewrite`](api.md) does not have as well, from its docstring;
+Every public name of `amp_rewrite.train` that is not in [`amp_rewrite`](api.md), from its docstring;
 `tools/build_api.py` writes this page. [Training](../how-to/training.md) shows how the names work together.""",
 }
 HEADING = re.compile(r"(Args|Options|Attributes|Returns|Yields|Raises|Example):")
@@ -209,7 +209,7 @@ def markdown(text: str) -> str:
 
 
 def _piece(piece: str) -> str:
-    if piece.startswith("`") or piece.endswith(".md)"):
+    if piece.startswith("`") or re.search(r"\.md(#[\w-]+)?\)$", piece):
         return piece
     if piece.startswith("docs/") and piece.endswith(".md"):
         return f"[{piece}](../{piece.removeprefix('docs/')})"

@@ -20,8 +20,8 @@ FEW = 10
 """Options that need headings."""
 HEAD = """# Commands and their options
 
-Every command with every option. [Command line](command-line.md) has
-what commands share: exit codes, patterns, settings, environment. `tools/build_commands.py` writes this page.
+Every command with its options. [Command line](command-line.md) describes
+exit codes, patterns, settings and environment variables. `tools/build_commands.py` writes this page.
 """
 
 

@@ -20,10 +20,9 @@ DECIDING = ("decide", "evidence", "train/step")
 """The folders with code that gives reasons; all other code only reads them."""
 HEAD = """# Where decisions are made
 
-A row of a report has a reason. This page says for each reason in which function it is given, with an op of a model
-that has it: of the exported models among the tests, or of the pairs of models that show the
-[rules](../rules/README.md). To change a decision, begin in that function. `tools/build_decisions.py` writes this page
-by converting the models.
+Every row of a report has a reason. This page lists the functions that give each reason, with an example: an op of an
+exported test model, or of a model that triggers a [rule](../rules/README.md). To change a decision, start in these
+functions. `tools/build_decisions.py` writes this page by converting the models.
 
 | reason | given in | model | op |
 |---|---|---|---|"""

@@ -116,7 +116,7 @@ class Request:
     )
     safety: Safety = option(
         "default",
-        '"none" turns off `placement` and all rules that protect numbers, except TensorFlow\'s own',
+        '"none" turns off `placement` and all safety rules; only TensorFlow\'s rules remain',
         recorded=ALWAYS,
     )
     keep: tuple[str, ...] = option(
@@ -135,14 +135,14 @@ class Request:
         (),
         'types of inputs and outputs: "keep", "low", "caches" for key-value caches in the low type (the inputs and'
         " outputs that optimum, onnxruntime-genai and transformers.js name `past_key_values.0.key`, `present.0.key` and"
-        ' alike), or globs such as "past_*=float16"; the last one that matches wins',
+        ' the like), or globs such as "past_*=float16"; the last match wins',
         metavar="keep|low|caches|GLOB=TYPE",
         help="Types of inputs and outputs: keep, low, caches.",
     )
     narrow: bool | None = option(
         None,
-        "True first turns float64 computations into float32, and then decides their types; inputs and"
-        " outputs keep float64",
+        "True converts float64 computations to float32 before their types are decided; inputs and outputs of the"
+        " model keep float64",
         recorded=UNUSUAL,
     )
     quantized: Quantized = option(
@@ -163,13 +163,13 @@ class Request:
     assume: Assumption | None = option(
         None,
         '"rows-see-a-key" states that no row of an attention mask hides every key, as when each token sees itself:'
-        " attention then omits a test of its rows. If a row does hide every key, its numbers differ",
+        " attention then omits a test of its rows. If a row does hide every key, its results differ",
         recorded=UNUSUAL,
     )
     opset: Opset | None = option(
         None,
         'the opset of the result: "auto" for the one that the target supports best, "keep" for the model\'s own; by'
-        " default the model's own from 13 on, else the first from 13 on at which the target has most kernels;"
+        " default the model's own from 13 on, else the lowest from 13 on with the most kernels for the target;"
         " see [the opset](../concepts/fusion.md#the-opset)",
         metavar="auto|keep|N",
         help="Opset of the result.  [default: 13 and up]",
@@ -178,8 +178,8 @@ class Request:
     )
     shift: Shift = option(
         "auto",
-        "values that exceed float16 according to `data` or `ranges` are scaled by 2⁻ᵏ, which changes no"
-        ' digit: "auto" chooses the smallest k with headroom, a number sets k, "none" keeps them float32; see [range'
+        "values that exceed float16 according to `data` or `ranges` are scaled by 2⁻ᵏ, which is"
+        ' exact: "auto" chooses the smallest k with headroom, a number sets k, "none" keeps them float32; see [range'
         " shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
@@ -187,14 +187,14 @@ class Request:
     )
     placement: Placement | None = option(
         None,
-        '"mincut" moves the borders between types from where TensorFlow\'s rules put them to where Casts cost least,'
-        ' "propagate" does not; by default "mincut", or "propagate" without safety rules',
+        '"mincut" moves the borders between types to where Casts cost least; "propagate" leaves them where'
+        ' TensorFlow\'s rules put them; by default "mincut", or "propagate" without safety rules',
         recorded=UNUSUAL,
     )
     gray_follows_allow: bool | None = option(
         None,
-        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False only one between two"
-        " allow ops, as it does for float16; by default the rule of the type",
+        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers it only"
+        " between two allow ops, as for float16; by default as TensorFlow does for the type",
     )
     external_data: bool | None = output_option(
         None,
