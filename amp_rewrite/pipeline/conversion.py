@@ -89,24 +89,24 @@ class Draft:
         *,
         folder: str | Path | None = None,
         widen: bool = False,
-        grouped: bool = True,
+        low_only: bool = True,
     ) -> Draft:
         """Return the draft of anything accepted by `Model.load`. O(nodes + uses); reads each constant once.
 
-        `widen`: treat low values of the model as float32. `grouped`: see `Context`; False is used instead if the
-        grouped ops would not become low.
+        `widen`: treat low values of the model as float32. `low_only`: allow operators that the target has only in the
+        low type, unless they would stay float32.
         """
         request.tell("read")
         source = Model.load(model, folder=folder)
         indexed = View.of(source)
         request.tell("decide")
-        grouped = grouped and not indexed.of_kinds(LOW_ONLY)
-        draft = cls._of(source, indexed, request, widen, grouped)
-        if grouped and not draft.opens():
+        low_only = low_only and not indexed.of_kinds(LOW_ONLY)
+        draft = cls._of(source, indexed, request, widen, low_only)
+        if low_only and not draft.opens():
             draft = cls._of(source, indexed, request, widen, False)
-        if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
+        if isinstance(request.opset, int) or indexed.opset >= min(draft.view.opset, OLDEST_MOVED):
             return draft
-        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, grouped)
+        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, low_only)
         drawback = _drawback_of_opset(draft, kept)
         if drawback is None:
             return draft
@@ -115,9 +115,9 @@ class Draft:
         return replace(kept, request=request, notes=(*kept.notes, *findings))
 
     @classmethod
-    def _of(cls, source: Model, indexed: View, request: Request, widen: bool, grouped: bool) -> Draft:
+    def _of(cls, source: Model, indexed: View, request: Request, widen: bool, low_only: bool) -> Draft:
         refuse_unknown(indexed, request.target)
-        standard = canonicalize(indexed, request, widen=widen, grouped=grouped)
+        standard = canonicalize(indexed, request, widen=widen, low_only=low_only)
         view = standard.view
         needs, io = _resolved(view, request, rescale=standard.rescale)
         return cls(
@@ -177,7 +177,7 @@ class Draft:
             lower=self.lower,
             pins=(*self.pins, *pins),
             clusters=clusters(self.view),
-            low_inputs=self.io,
+            low_io=self.io,
             rescale=self.rescale,
         )
 

@@ -90,9 +90,9 @@ def _converted(
     data: Data | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
-    grouped: bool = True,
+    low_only: bool = True,
 ) -> tuple[Draft, Converted]:
-    draft = Draft.of(source, request, grouped=grouped)  # load, view, canonicalize, find_needs
+    draft = Draft.of(source, request, low_only=low_only)  # load, view, canonicalize, find_needs
     if data is None and ranges is None:
         if isinstance(request.shift, int):
             shifts = spelled("shift", request.shift)
@@ -101,8 +101,8 @@ def _converted(
     from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most conversions have no data
 
     draft = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
-    if grouped and draft.pins and not draft.opens():
-        return _converted(source, request, data, ranges, headroom, grouped=False)
+    if low_only and draft.pins and not draft.opens():
+        return _converted(source, request, data, ranges, headroom, low_only=False)
     return draft, finish(draft, draft.paint())
 
 

@@ -115,7 +115,7 @@ def repair(
     repaired = search(draft)
     if repaired.converted.coloring.opens(repaired.converted.view):
         return repaired
-    return search(Draft.of(draft.source, request, grouped=False))
+    return search(Draft.of(draft.source, request, low_only=False))
 
 
 @dataclass(frozen=True, repr=False)

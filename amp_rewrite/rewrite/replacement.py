@@ -73,13 +73,13 @@ def as_outcome(kind: str, last: OpId, outcome: Outcome | str) -> Outcome:
 class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round.
 
-    `opset_chosen`: the model is at its best opset, so refusals do not recommend another. `grouped`: allow operators
+    `opset_chosen`: the model is at its best opset, so refusals do not recommend another. `low_only`: allow operators
     that the target has only in the low type. `every_row_attends`: assume that no row of a mask hides every key.
     """
 
     to: DType
     opset_chosen: bool = False
-    grouped: bool = False
+    low_only: bool = False
     every_row_attends: bool = False
 
     def shape(self, view: View, value: ValueId | None) -> Shape | None:

@@ -36,7 +36,7 @@ def reducing(head: str, body: str, opset: int) -> ModelProto:
 def standard(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
     """The model in standard form, its types checked, and what was said."""
     arguments = {"target": Target.ORT_CUDA, **options}
-    context = Context(arguments.pop("to", DType.FLOAT16), grouped=True)  # type: ignore[arg-type]
+    context = Context(arguments.pop("to", DType.FLOAT16), low_only=True)  # type: ignore[arg-type]
     view, told = fuse_operators(View.of(Model.load(model)), context, **arguments)  # type: ignore[arg-type]
     onnx.checker.check_model(view.model.proto, full_check=True)
     return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]

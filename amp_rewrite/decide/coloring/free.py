@@ -23,7 +23,7 @@ End = int | str | tuple[str, int]
 _copied = first_input_of(kinds.COPIES)
 
 
-def tied(view: View, cluster: Cluster, low: DType) -> bool:
+def scale_is_tied(view: View, cluster: Cluster, low: DType) -> bool:
     """True if onnxruntime fuses a written-out norm and then requires its scale and bias in the type of its input.
 
     It fuses at optimization level BASIC and above, and ignores a Cast read only by the norm: the fused node takes the
@@ -58,8 +58,8 @@ class Free:
     @cached_property
     def ends(self) -> list[End]:
         """The node of each vertex: a terminal if its type is fixed, otherwise itself or the first of its sequence."""
-        fixed, tied = [self._fixed(v) for v in range(len(self.problem.vertices))], self.problem.tied
-        groups = (tied.get(v, (v,)) for v in range(len(fixed)))
+        fixed = [self._fixed(v) for v in range(len(self.problem.vertices))]
+        groups = (self.problem.sequence_of.get(v, (v,)) for v in range(len(fixed)))
         ends = (({fixed[v] for v in group}, group[0]) for group in groups)
         return [HIGH if HIGH in types else LOW if LOW in types else first for types, first in ends]
 
@@ -106,7 +106,7 @@ class Free:
 
     # -- values ------------------------------------------------------------------------------------
 
-    def maker(self, value: ValueId) -> End:
+    def maker_end(self, value: ValueId) -> End:
         p, view = self.problem, self.problem.view
         op = view.producer(value)
         while op is not None and (source := self._copied_by(op)) is not None:
@@ -118,7 +118,7 @@ class Free:
         v = p.maker(value)
         return self.ends[v] if v is not None else HIGH
 
-    def readers(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
+    def reader_ends(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
         """Return the nodes of a value's readers, except the ops in `but`. `counts`: include Casts to integers."""
         p, view = self.problem, self.problem.view
         found: set[End] = set()
@@ -142,7 +142,7 @@ class Free:
         return found
 
     def _edge(self, value: ValueId) -> str:
-        return LOW if value in self.problem.low_inputs else HIGH
+        return LOW if value in self.problem.low_io else HIGH
 
     def results(self, v: int) -> list[ValueId]:
         op, names = self.problem.op(v), self.problem.vertices[v].variables
@@ -177,7 +177,7 @@ class Free:
         p, view = self.problem, self.problem.view
         products = self._products | p.lower.keys()
         owners = {owner for op in products for owner in view.owners(op)}
-        made = {producer.id for value in p.low_inputs if (producer := view.producer(value)) is not None}
+        made = {producer.id for value in p.low_io if (producer := view.producer(value)) is not None}
         sources = {source for op in (*products, *owners) for source in view.flow.predecessors(op)}
         return view.before(owners | made | sources)
 
@@ -186,21 +186,22 @@ class Free:
         return self.problem.view.after(self._products)
 
     @cached_property
-    def raw(self) -> frozenset[int]:
+    def before_products(self) -> frozenset[int]:
         """Copies, sums and products without a lowered product before them: low only if all their readers are."""
-        p, raw = self.problem, set[int]()
+        p, before = self.problem, set[int]()
         for v in range(len(p.vertices) if p.gains else 0):
             op = p.op(v)
             travels = p.colors[v] is Color.CLEAR or op.kind in kinds.PAIR_SUMS | {"Mul"}
             if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.lower:
-                of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
-                if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
-                    raw.add(v)
-        return frozenset(raw)
+                inputs = [self._precedes_products(value, before) for value in self._varying(op)]
+                if inputs and (any(inputs) if op.kind == "Concat" else all(inputs)):
+                    before.add(v)
+        return frozenset(before)
 
-    def _is_raw(self, value: ValueId, raw: Collection[int]) -> bool:
+    def _precedes_products(self, value: ValueId, before: Collection[int]) -> bool:
         producer, maker = self.problem.view.producer(value), self.problem.maker(value)
-        return maker in raw or (self.maker(value) == HIGH and (producer is None or producer.id not in self._downstream))
+        unrelated = producer is None or producer.id not in self._downstream
+        return maker in before or (self.maker_end(value) == HIGH and unrelated)
 
     @cached_property
     def late(self) -> frozenset[int]:

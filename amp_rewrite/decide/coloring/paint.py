@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.free import tied
+from amp_rewrite.decide.coloring.free import scale_is_tied
 from amp_rewrite.decide.coloring.placement import place, place_without_cut
 from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint, float32
@@ -76,7 +76,7 @@ def paint(problem: Problem) -> Coloring:
     types.low, high = (place if problem.request.places else place_without_cut)(problem, spread)
     types.follow_casts()
     types.scales_follow({v for v, paint in high.items() if paint.rule == reasons.NO_GAIN})
-    paints = types.raised
+    paints = dict(types.raised)
     for v, vertex in enumerate(problem.vertices):
         decided = types.low.get(v) or _reason(problem, v, high.get(v) or spread.denied.get(v))
         paints.update(((vertex.op, name), decided) for name in vertex.variables)
@@ -188,8 +188,8 @@ class _Types:
             self._affine(cluster)
         for op in reversed(self.view.ops) if requests else ():
             if op.id not in p.lower:
-                self._move(op)
-                self._cast(op, requests)
+                self._raise_copy(op)
+                self._raise_cast(op, requests)
         for op in self.view.of_kinds(ELEMENTLESS):  # they read no element
             source = op.inputs[0]
             if source is not None and output_variable(self.view, source) in self.raised:
@@ -230,26 +230,26 @@ class _Types:
             elif low is not None:
                 self._refuse(op, f"the input of {cluster.kind} is {low.spelling}, and onnxruntime fuses the two")
 
-    def _move(self, op: Op) -> None:
+    def _raise_copy(self, op: Op) -> None:
         """Raise a copy of a Cast's low result, if only raised ops read it.
 
         The Cast rounds away the digits for which its readers are raised.
         """
-        if self._moved(op) is None or any(exposed(self.view, value) for value in op.results):
+        if self._copied(op) is None or any(exposed(self.view, value) for value in op.results):
             return
         uses = [use for value in op.results for use in self.view.uses[value]]
-        source = self.view.producer(trail(self.view, op.outputs[0], self._moved)[1], "Cast")
+        source = self.view.producer(trail(self.view, op.outputs[0], self._copied)[1], "Cast")
         before = self.view.dtype(source.inputs[0]) if source is not None else None
         if uses and before is not None and not before.low and all(map(self._reads_raised, uses)):
             note = "moves the result of a Cast, and only float32 ops read it"
             self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), requested=False)
 
-    def _moved(self, op: Op) -> ValueId | None:
+    def _copied(self, op: Op) -> ValueId | None:
         """Return the input copied by an op with a low type; None for other ops."""
         moves = COPIES.get(op.kind) == (0,) and op.kind not in CASTS and self._low_type(op.id) is not None
         return op.inputs[0] if moves else None
 
-    def _cast(self, op: Op, requests: Mapping[OpId, Paint]) -> None:
+    def _raise_cast(self, op: Op, requests: Mapping[OpId, Paint]) -> None:
         result = op.outputs[0] if op.kind == "Cast" else None
         if result is None or self.view.dtype(result) not in LOW_TYPES or exposed(self.view, result):
             return
@@ -297,7 +297,7 @@ class _Types:
 
     def _input_type(self, cluster: Cluster, low: DType) -> DType | None:
         """Return the required type of a norm's input, scale and bias; None if their types are free."""
-        if not cluster.tail or not tied(self.view, cluster, low):
+        if not cluster.tail or not scale_is_tied(self.view, cluster, low):
             return None
         return self._seen_type(cluster.entry, cluster.ops)
 

@@ -21,7 +21,7 @@ from networkx.algorithms.flow import boykov_kolmogorov
 from networkx.utils import UnionFind
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.free import HIGH, LOW, End, Free, tied
+from amp_rewrite.decide.coloring.free import HIGH, LOW, End, Free, scale_is_tied
 from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint, float32
 from amp_rewrite.decide.sizes import size, stated_terms
@@ -31,8 +31,8 @@ from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, PRODUCTS, SOF
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import OpId, ValueId
 
-_START = 24 << 20
-"""Cost of a Cast in addition to its own traffic, in bytes.
+_CAST = 24 << 20
+"""Cost of a Cast in bytes, in addition to its own traffic.
 
 Starting a kernel takes as long as moving 1.4 MiB on an A100, or 8 MiB on an H200. The constant is higher because sizes
 with free dimensions are guesses: with 8 MiB, some models would get two more Casts to save traffic that may not exist.
@@ -83,10 +83,10 @@ def place(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int,
 
 
 def place_without_cut(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the same without a cut: TensorFlow's set, except raw values with float32 readers."""
+    """Return the same without a cut: TensorFlow's set, except values before products with float32 readers."""
     labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
-    for v in sorted(labelling.raw & low.keys() - problem.tied.keys(), reverse=True):
-        read = {end for value in labelling.results(v) for end in labelling.readers(value, counts=True)}
+    for v in sorted(labelling.before_products & low.keys() - problem.sequence_of.keys(), reverse=True):
+        read = {end for value in labelling.results(v) for end in labelling.reader_ends(value, counts=True)}
         if any(end != LOW and end not in low for end in read):
             del low[v]
             high[v] = labelling.high(v)
@@ -130,7 +130,7 @@ class Labelling(Free):
         """Return the paint of a float32 vertex in TensorFlow's set, with the reason against a low type."""
         if v in self.must:
             return self.must[v]
-        if v in self.raw:
+        if v in self.before_products:
             return float32(reasons.NO_GAIN, None, "no product computes its input, and not all of its readers are low")
         if self.gains(v):
             return float32(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
@@ -144,16 +144,16 @@ class Labelling(Free):
             cast = view.producer(value, "Cast")
             open_to_casts = cast is None or view.dtype(cast.inputs[0]) not in (DType.FLOAT, self.problem.to)
             if open_to_casts and view.constant(value) is None:  # constants are stored in either type
-                self._cast(value)
+                self._price_cast(value)
         for cluster in self.problem.clusters:
             if cluster.kind in _ONE_KERNEL:
                 self._group(cluster, cluster.entry)
         for v in self.problem.of_kinds(CHOOSES):
             for value in filter(self.varies, self.problem.op(v).operands):
-                self._add(self.ends[v], self.maker(value), value, inf)
-        for v in self.raw:
+                self._add(self.ends[v], self.maker_end(value), value, inf)
+        for v in self.before_products:
             for value in self.results(v):
-                for end in self.readers(value, counts=True):
+                for end in self.reader_ends(value, counts=True):
                     self._add(self.ends[v], end, value, inf)
         chosen: set[End] = {LOW}
         for nodes, arcs in self._components():
@@ -191,7 +191,7 @@ class Labelling(Free):
             return set(nodes) if ends == {LOW} else set()
         for arc in arcs:
             present = network.get_edge_data(arc.low, arc.high, {"capacity": 0})["capacity"]
-            cost = _START + 6 * self._elements(arc.value)
+            cost = _CAST + 6 * self._elements(arc.value)
             added = round(_UNIT * arc.share * cost) if arc.share < inf else inf
             network.add_edge(arc.low, arc.high, capacity=present + added)
         low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
@@ -212,20 +212,20 @@ class Labelling(Free):
         if self.gains(v):
             return 2 * _UNIT * sum(map(self._elements, self.results(v)))
         read = list(filter(self.varies, self.problem.op(v).operands))
-        copies = read and exact(self.problem.op(v)) and all(self.maker(value) != HIGH for value in read)
+        copies = read and exact(self.problem.op(v)) and all(self.maker_end(value) != HIGH for value in read)
         return 1 if copies else -1
 
     def _add(self, low: End, high: End, value: ValueId, share: float) -> None:
         if low not in (high, HIGH) and high != LOW and (low, high) != (LOW, HIGH):
             self.arcs.append(Arc(low, high, value, share))
 
-    def _cast(self, value: ValueId) -> None:
+    def _price_cast(self, value: ValueId) -> None:
         """Add the arcs of a value: one Cast serves all readers of the other type.
 
         Several free readers share it through an auxiliary node. No arc leads through a fixed end, so components are
         separate there.
         """
-        home, ends = self.maker(value), self.readers(value)
+        home, ends = self.maker_end(value), self.reader_ends(value)
         others = ends - {home}
         if not others or not any(isinstance(end, int) for end in (home, *others)):
             return  # no Cast, or one that no label changes
@@ -268,14 +268,14 @@ class Labelling(Free):
         """Let scale and bias of a float32 norm be low with its input, unless a float32 reader needs its Cast.
 
         The fused kernel computes in float32 inside and absorbs the Casts around the body. Where onnxruntime requires
-        equal types (`tied`), the input is low only together with scale and bias.
+        equal types (`scale_is_tied`), the input is low only together with scale and bias.
         """
-        p, home = self.problem, self.maker(entry)
-        bound = tied(p.view, cluster, p.to)
-        read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.readers(value)}
+        p, home = self.problem, self.maker_end(entry)
+        bound = scale_is_tied(p.view, cluster, p.to)
+        read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.reader_ends(value)}
         if not bound and (cluster.kind != "rms_normalization" or read <= {HIGH}):
             return
-        others = self.readers(entry, but=cluster.ops)
+        others = self.reader_ends(entry, but=cluster.ops)
         late = p.gains and cluster.ops[-1] not in self.upstream
         for node in self._members(cluster.tail) - {LOW}:
             if node != HIGH and not late:
@@ -297,7 +297,7 @@ class Labelling(Free):
             producer = p.view.producer(source)
             if source is None or p.vertices[v].refusal is not None or (producer is not None and p.widens(producer)):
                 continue
-            ends = {self.maker(source)} if p.view.constant(source) is None else self.readers(source)
+            ends = {self.maker_end(source)} if p.view.constant(source) is None else self.reader_ends(source)
             if ends and ends <= is_low:
                 low.add(v)
 

@@ -44,7 +44,7 @@ class Problem:
 
     `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
     does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
-    vertex, so every walk stops at them. `tied`: all vertices of a sequence, for each of them; no Cast converts a
+    vertex, so every walk stops at them. `sequence_of`: all vertices of a sequence, for each of them; no Cast converts a
     sequence.
 
     Args:
@@ -55,7 +55,7 @@ class Problem:
         lower: ops to lower, each with the pattern that matched it.
         pins: pins beside those of the needs; a pin applies to the whole cluster of its op.
         clusters: written-out norms, softmaxes and activations.
-        low_inputs: inputs and outputs of the model that are low.
+        low_io: inputs and outputs of the model that are low.
         rescale: treat quantizers as clear.
     """
 
@@ -66,19 +66,18 @@ class Problem:
     lower: Mapping[OpId, str] = field(default_factory=dict)
     pins: Sequence[Pin] = ()
     clusters: Sequence[Cluster] = ()
-    low_inputs: Collection[ValueId] = ()
+    low_io: Collection[ValueId] = ()
     rescale: bool = False
     vertices: list[Vertex] = field(init=False, default_factory=list)
     graph: nx.DiGraph[int] = field(init=False, default_factory=nx.DiGraph)
     of: dict[tuple[OpId, str] | None, int] = field(init=False, default_factory=dict)
     by_op: dict[OpId, Sequence[int]] = field(init=False, default_factory=dict)
-    tied: dict[int, Sequence[int]] = field(init=False, default_factory=dict)
+    sequence_of: dict[int, Sequence[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Add the vertices. O(nodes + uses)."""
-        request = self.request
-        self.to, self.gate = request.to, Gate(request.target, request.to)
-        self.entries = entries_of(self.view, request.op_lists.at_level(request.level))
+        self.to, self.gate = self.request.to, Gate(self.request.target, self.request.to)
+        self.entries = entries_of(self.view, self.request.op_lists.at_level(self.request.level))
         makers = dict[ValueId | None, int]()
         for op in self.view.ops:
             variables = self.view.variables[op.id]
@@ -115,7 +114,7 @@ class Problem:
             if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
                 kept.update(joined)
         for group in map(sorted, sets.to_sets()):
-            self.tied.update(dict.fromkeys(group, group))
+            self.sequence_of.update(dict.fromkeys(group, group))
             for v in () if kept.isdisjoint(group) else group:
                 self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or leaves)
 
@@ -154,9 +153,9 @@ class Problem:
         return pinned
 
     def can(self, v: int) -> bool:
-        """True unless the gate, the user, a rule or a pin keeps a vertex, or one tied to it, in float32."""
-        tied = (self.vertices[w] for w in self.tied.get(v, (v,)))
-        return all(vertex.refusal is None and vertex.op not in self.pinned for vertex in tied)
+        """True unless the gate, the user, a rule or a pin keeps a vertex or its sequence in float32."""
+        sequence = (self.vertices[w] for w in self.sequence_of.get(v, (v,)))
+        return all(vertex.refusal is None and vertex.op not in self.pinned for vertex in sequence)
 
     @property
     def gains(self) -> bool:
@@ -290,7 +289,7 @@ class Spread:
 
     def _shared(self, decides: Callable[[int], bool]) -> Iterator[tuple[int, OpId]]:
         """Yield the vertices of each sequence decided by one of its vertices, and the op of that one."""
-        for v, group in self.problem.tied.items():
+        for v, group in self.problem.sequence_of.items():
             if (cause := next(filter(decides, group), None)) is not None:
                 yield v, self.problem.vertices[cause].op
 

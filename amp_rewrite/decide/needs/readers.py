@@ -1,4 +1,4 @@
-"""Needs of an op for its inputs, independent of the readers of its result."""
+"""Needs of an op for its inputs, whatever reads its result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Readers:
     shared: set[ValueId] = field(default_factory=set)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
-        """Yield the needs of an op for its inputs, independent of the readers of its result."""
+        """Yield the needs of an op for its inputs, whatever reads its result."""
         facts = [self.facts[v] for v in op.inputs]
         sign = op.kind in ("NonZero", "Sign") or any(f.constant and f.number == 0 for f in facts)
         sign &= not any(f.moved for f in facts)

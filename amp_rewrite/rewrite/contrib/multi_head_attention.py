@@ -5,7 +5,7 @@ them; and it adds a bias to the scores, while exporters select by a bool. Rows w
 `attention`: a query of zeros weighs all keys equally, and if the model returns 0 for such a row, so does a Where.
 
 A causal attention that repeats each head of keys and values for several heads of queries becomes GroupQueryAttention,
-which reads them unrepeated. CUDA has it only in the low types, so `Context.grouped` must allow it.
+which reads them unrepeated. CUDA has it only in the low types, so `Context.low_only` must allow it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by one node, or refuse it; unfusible ones are reported by `attention`."""
     for last, attention in fusible_attentions(view, context):
         if not isinstance(attention, str):
-            yield as_outcome(KIND, last, _fused(attention, grouped=context.grouped))
+            yield as_outcome(KIND, last, _fused(attention, grouped=context.low_only))
 
 
 def _fused(attention: FusibleAttention, *, grouped: bool) -> Replacement | str:

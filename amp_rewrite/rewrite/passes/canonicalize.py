@@ -62,11 +62,11 @@ class Canonical:
     notes: tuple[Finding, ...] = ()
 
 
-def canonicalize(source: View, request: Request, *, widen: bool = False, grouped: bool = True) -> Canonical:
+def canonicalize(source: View, request: Request, *, widen: bool = False, low_only: bool = True) -> Canonical:
     """Bring a view into standard form, as requested by the options; ops named by a selector are not fused.
 
     A pattern without a match in the model may match an op created by a fusion. `widen`: also compute ops of the low
-    type in float32. `grouped`: as in `Context`.
+    type in float32. `low_only`: as in `Context`.
     """
     base, notes = _through_float32(source, request, widen)
     expanded, expansions = _expanded(base, request)
@@ -75,7 +75,7 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, grouped
     patterns = (*request.keep, *request.lower)
     deferred = _unmatched(expanded, patterns)
     keep, lower = _overrides(expanded, request, but=deferred)
-    context = Context(request.to, request.opset == AUTO_OPSET, grouped, request.assume == ROWS_SEE)
+    context = Context(request.to, request.opset == AUTO_OPSET, low_only, request.assume == ROWS_SEE)
     view, fusions = fuse_operators(expanded, context, request.target, {*keep, *lower}, request.fuse)
     if request.safe:
         view, outcomes = run_round(view, (_BOUND_FILLS,), Context(request.to))

@@ -114,6 +114,12 @@ def test_readers_of_an_overflowing_constant_are_not_lowered_to_save_a_cast() -> 
     assert lowered(placed(small)) == {"a", "m", "t", "b"}
 
 
+@pytest.mark.parametrize(("op", "low"), [("Transpose", True), ("Relu", True), ("Tanh", False), ("Softplus", False)])
+def test_an_exact_op_is_low_in_a_tie_and_one_that_rounds_is_not(op: str, low: bool) -> None:
+    model = cases.build(f"a=MatMul(x,w);t={op}(a);y=Exp(t)", ("y",), shapes={"x": (8, 8)}, constants={"w": np.eye(8)})
+    assert lowered(placed(model)) == ({"a", "t"} if low else {"a"})
+
+
 def test_a_comparison_is_low_only_between_low_values() -> None:
     """Of a raw input, rounding would change the answer; of what a product made, it has changed it already."""
     text = "a=MatMul(x,w);g=Greater({},k);h=Where(g,a,b);b=MatMul(x,v);y=MatMul(h,w)"
