@@ -61,6 +61,10 @@ class Kernels:
         """True if a registered kernel serves the version and admits all of `types` together."""
         return any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
 
+    def covers(self, domain: str) -> bool:
+        """True if the table has operators of a domain; kernels of others come with a library of custom operators."""
+        return any(key.startswith(_key(domain, "")) for key in self.registrations)
+
     def has(self, domain: str, op_type: str, since_version: int) -> bool:
         """True if a kernel serves the version, for any types."""
         return next(self._serving(domain, op_type, since_version), None) is not None
@@ -101,7 +105,8 @@ def load_kernels(release: str = "") -> Kernels:
     """Load the kernel table of the CUDA provider for one of `releases()`, by default the newest."""
     release = release or releases()[-1]
     table = stored("cuda_kernels")
-    if release != _release(table["runtime"]):  # start with the newest, and apply the changes back to this release
+    # The table is that of the newest release; older ones are changes back from it.
+    if release != table["runtime"].rpartition(" ")[2]:
         history = stored("cuda_history")
         table = {**table, "sets": history["sets"]}
         for older, change in history["releases"].items():
@@ -119,9 +124,8 @@ def load_webgpu_kernels() -> Kernels:
 
 def releases() -> tuple[str, ...]:
     """Return the releases of onnxruntime-gpu with a table, oldest first."""
-    return tuple(
-        sorted((_release(stored("cuda_kernels")["runtime"]), *stored("cuda_history")["releases"]), key=release_number)
-    )
+    newest = stored("cuda_kernels")["runtime"].rpartition(" ")[2]
+    return tuple(sorted((newest, *stored("cuda_history")["releases"]), key=release_number))
 
 
 def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
@@ -153,10 +157,6 @@ def patched(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str,
         merged = {**table[part], **change.get(part, {})}
         parts[part] = {key: entry for key, entry in merged.items() if entry is not None}
     return {**table, **{name: change[name] for name in ("runtime", "opset", "ir")}, **parts}
-
-
-def _release(runtime: str) -> str:
-    return runtime.rpartition(" ")[2]
 
 
 def _key(domain: str, op_type: str) -> str:

@@ -189,3 +189,24 @@ def test_a_request_overrides_a_fault_and_the_report_names_it() -> None:
     (row,) = (row for row in result.report.rows if row.op == "Attention")
     assert row.dtype == "float16"
     assert any("makes NaN of float16 Attention" in f.message for f in result.report.findings)
+
+
+@pytest.mark.parametrize("target", ["ort-cuda", "onnx"])
+def test_a_listed_op_of_a_custom_domain_is_lowered_once_its_schema_is_registered(target: str) -> None:
+    """The kernel tables do not cover its domain: its kernel comes with a library of custom operators."""
+    domain, kinds = f"test.{target[:3]}", [("T", ["tensor(float)", "tensor(float16)"], "")]
+    ports = (onnx.defs.OpSchema.FormalParameter(name, "T") for name in "abc")
+    inputs, result = [next(ports), next(ports)], [next(ports)]
+    schema = onnx.defs.OpSchema("Fancy", domain, 1, inputs=inputs, outputs=result, type_constraints=kinds)
+    onnx.defs.register_schema(schema)
+    try:
+        model = onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17, "{domain}": 1]> g (float[8,8] x, float[8,8] w) => (float[8,8] y)
+            {{ a = MatMul (x, w)  b = {domain}.Fancy (a, w)  y = MatMul (b, w) }}"""
+        )
+        listed = convert(model, target=target, lists=[{"allow": [f"{domain}::Fancy"]}])
+        unlisted = convert(model, target=target)
+    finally:
+        onnx.defs.deregister_schema("Fancy", 1, domain)
+    assert [row.dtype for row in listed.report.rows] == ["float16"] * 3
+    assert [row.dtype for row in unlisted.report.rows] == ["float16", "float32", "float16"]
