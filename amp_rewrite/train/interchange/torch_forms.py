@@ -123,7 +123,7 @@ def exportable_forms(torch: Any) -> Any:
 
 
 def _attention(torch: Any, bound: Mapping[str, Any]) -> Any:
-    query, key, value, mask = (bound.get(name) for name in ("query", "key", "value", "attn_mask"))
+    query, key, value, mask = bound["query"], bound["key"], bound["value"], bound.get("attn_mask")
     if bound.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scale = bound.get("scale")
