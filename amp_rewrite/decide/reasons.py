@@ -157,7 +157,7 @@ KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", 
 UNKNOWN_TYPE = _reason("unknown_type", "an element type of its inputs or outputs is unknown", Strength.GATE)
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
-CLUSTER = _reason("cluster", "part of one computation, which data keeps in float32 as a whole", Strength.GROUP)
+CLUSTER = _reason("cluster", "part of a computation that data keeps in float32 as a whole", Strength.GROUP)
 WHOLE_NUMBER = _reason(
     "whole_number", "computes counts, indices or shapes, which the low type would round", Strength.SAFETY
 )
@@ -208,7 +208,7 @@ _FACTS = {
     "bias": "a bias of attention, or one that outweighs its product: added in float32, moved or dropped",
     "caches": "float32 inputs that a step adds to and returns",
     "calibrated": "the measured ranges behind the pins",
-    "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
+    "channels_last": "a convolutional model that CUDA runs faster with options other than onnxruntime's defaults",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
     "mended": "a defect of the model that runtimes overlook",
@@ -216,7 +216,7 @@ _FACTS = {
     "needs_release": "operators that only onnxruntime has, and the oldest release that runs them correctly",
     "not_fused": "ops that compute a known operator and are not replaced by it",
     "opset": "a change of the opset, or the obstacle to it",
-    "parted": "Transposes between two Reshapes, which keep them from a fusion that fails",
+    "parted": "Transposes inserted between two Reshapes to prevent a fusion that fails",
     "recurrent_state": "states of a step that the kernel of a recurrent op returns in the low type",
     "repaired": "ops pinned until the outputs are within tolerance",
     "selected": "a mask that was added, and is now applied by Where",
@@ -255,16 +255,16 @@ _REMARKS = {
     "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low, too"),
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers your inputs"),
     "channels_last": ("with default options each convolution changes the layout twice", "use these options"),
-    "float64": ("these ops stay", "--set narrow=true makes them float32 first"),
+    "float64": ("these ops are not lowered", "--set narrow=true makes them float32 first"),
     "flushed": ("these weights are lost", "--data shows the effect on the outputs"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "inlined": ("its ops are decided one by one", ""),
     "kernel_table": (
         "the kernel table of another release decides",
-        "name a release that has a table: docs/reference/targets.md lists them",
+        "name a release with a table: docs/reference/targets.md lists them",
     ),
     "mended": ("other tools may refuse the model as it was", "if they do, export it again"),
-    "mostly_float32": ("the result is hardly quicker or smaller", "the message says what keeps most ops in float32"),
+    "mostly_float32": ("the result is hardly faster or smaller", "the message says what keeps most ops in float32"),
     "narrowed": ("numbers keep 24 of 53 bits, and lie within ±3.4e38", "check with --data"),
     "needs_release": (
         "older releases and other runtimes refuse or miscompute the file",

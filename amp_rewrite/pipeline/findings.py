@@ -80,7 +80,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
         remedy = _options_with_kernels(view, [op for op, rule in kept.items() if rule == first], request)
     else:
         remedy = _REMEDIES.get(first, f"to override {first}: `amp-rewrite explain {first}`")
-    meaning = "the result is hardly quicker or smaller" if low else "the result is effectively float32"
+    meaning = "the result is hardly faster or smaller" if low else "the result is effectively float32"
     yield Finding("mostly_float32", "model", f"{to} has {shown}: {', '.join(facts)} · {meaning} · {remedy}")
 
 
