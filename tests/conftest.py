@@ -1,7 +1,4 @@
-"""What all tests share: settings of random tests; for older packages, ONNX text and skips that name what is too old.
-
-A test that meets a feature which the installed version lacks is skipped; `support/needs.py` is the table of them.
-"""
+"""Settings of random tests, and skips for features missing from older packages (`support/needs.py`)."""
 
 from collections.abc import Generator
 from functools import wraps
@@ -21,14 +18,14 @@ settings.register_profile(
 )
 settings.load_profile("project")
 
-# Tests expect the kernels of the newest table; those of other releases have tests of their own.
+# Tests expect the kernels of the newest table; other releases have their own tests.
 if LACKING or kernels.installed_release() not in kernels.releases():
     newest = wraps(kernels.installed_release.__wrapped__)(lambda: kernels.releases()[-1])
     kernels.installed_release = newest  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what an old version is known to lack; of integrations, warnings are those of other packages."""
+    """Skip tests of features missing from an old version; ignore other packages' warnings in integrations."""
     for item in items:
         if LACKING and (reason := reason_for(item.nodeid)) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -39,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
-    """Turn a failure for an old version into a skip."""
+    """Turn a failure caused by an old version into a skip."""
     report = yield
     if LACKING and report.failed and call.excinfo is not None:
         reason = reason_of(call.excinfo.value)
@@ -50,7 +47,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 @pytest.fixture(scope="session")
 def cuda_stub() -> Path:
-    """The folder of the stub libraries of CUDA; skips where they cannot be built."""
+    """The folder of the CUDA stub libraries; skips the test if they cannot be built."""
     libraries, reason = stub.folder()
     if libraries is None:
         pytest.skip(reason)
@@ -58,7 +55,7 @@ def cuda_stub() -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests marked torch or transformers where these are not installed."""
+    """Skip tests marked torch or transformers if the package is not installed."""
     for package in ("torch", "transformers"):
         if item.get_closest_marker(package) is not None:
             pytest.importorskip(package, reason=f"{package} is not installed: make extras")

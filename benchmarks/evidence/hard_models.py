@@ -202,9 +202,7 @@ def _planted(rows: Sequence[Outlier]) -> list[str]:
 def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
     """Return the text of docs/evidence/hard_models.md."""
     by_type = {to: [row for row in rows if row.to == to] for to in NEAR}
-    about = [
-        f"| `{name}` | {hard.what} | {hard.because} | {hard.mends} |" for name, hard in ((n, HARD[n]()) for n in HARD)
-    ]
+    about = [f"| `{name}` | {hard.what} | {hard.cause} | {hard.fix} |" for name, hard in ((n, HARD[n]()) for n in HARD)]
     lines = [
         *_INTRODUCTION.splitlines(),
         "",

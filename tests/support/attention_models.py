@@ -1,7 +1,7 @@
-"""Attentions written out op by op, as ONNX text, and what tests ask of them once they are fused.
+"""Decomposed attentions as ONNX text, and checks for their fusion.
 
-Wherever a mask may hide every key of a row, one does: a softmax of finite fills weighs all keys alike there, the
-operator gives 0, and runtimes have given either.
+Each mask that may hide every key of a row does so once: there a softmax of finite fills weighs all keys equally, the
+operator returns 0, and runtimes have returned either.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from support.fusing import outputs_of, parsed
 Q, K, V = "float[2,2,3,4] q", "float[2,2,5,4] k", "float[2,2,5,6] v"
 OPERANDS = f"{Q}, {K}, {V}"
 SHOWN = ["1,1,0,1,1", "0,0,0,0,0", "1,0,1,0,1"]
-"""Three rows of a mask, one of which hides every key."""
+"""Three rows of a mask; one hides every key."""
 HALF_SHOWN = ",".join([SHOWN[0], SHOWN[2], SHOWN[0]])
 TRIANGLE = ",".join("1" if key <= query else "0" for query in range(5) for key in range(5))
 FILLED = ",".join("0" if bit == "1" else "-3.4e38" for bit in HALF_SHOWN.split(","))
@@ -31,15 +31,15 @@ SCORES = KEYS + "s = MatMul (q, t)  z = Mul (s, half)  "
 WEIGHTS = "p = Softmax <axis = -1> (m)  y = MatMul (p, v)"
 GUARDED = "p = Softmax (m)  n = IsNaN (p)  w = Where (n, zero, p)  y = MatMul (w, v)"
 HIDDEN = ["Cast", "ReduceSum", "Cast", "Not", "Or"]
-"""What finds the rows of a mask in which a key is seen, and shows every key in the others."""
+"""The ops that find mask rows without a visible key and show every key in them."""
 BIASED = SCORES + "b = Add (z, bias)  "
 SUMMED = "a = Where (mask, zero, fill)  b = Add (bias, a)  "
 OLD = "a = Cast <to = 1> (ids)  b = Sub (one, a)  c = Mul (b, modest)  m = Add (z, c)  "
 OLD_KINDS = ["Cast", "Sub", "Mul"]
 INVERTED = "a = Cast <to = 1> (ids)  b = Sub (one, a)  c = Mul (b, fill)  m = Add (z, c)  "
-"""The mask of padding of many older encoders: (1 − m) · −3.4e38, of integers."""
+"""The padding mask of many older encoders: (1 − m) · −3.4e38 of integers."""
 TESTED = "a = Cast <to = 1> (ids)  b = Sub (one, a)  d = Cast <to = 9> (b)  c = Where (d, fill, b)  m = Add (z, c)  "
-"""That of many older decoders: 1 − m, and −3.4e38 where that is not 0."""
+"""The mask of many older decoders: 1 − m, replaced by −3.4e38 where it is not 0."""
 ZEROED = ["Attention", "Where"]
 MASK = ", bool[2,1,3,5] mask"
 
@@ -60,7 +60,7 @@ def attention(model: ModelProto) -> NodeProto:
 
 
 def feed_of(model: ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
-    """Normal numbers; of a mask the three rows in turn."""
+    """Return normally distributed inputs; masks repeat the three rows."""
     rng, feed = np.random.default_rng(seed), {}
     for value in model.graph.input:
         shape = [d.dim_value or {"b": 2, "n": 3}[d.dim_param] for d in value.type.tensor_type.shape.dim]
@@ -75,7 +75,7 @@ def feed_of(model: ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def agree(before: ModelProto, after: ModelProto) -> None:
-    """Both in float32: sums of some ten roundings each, of scores up to ten, whose error is one of the weights."""
+    """Check that two models agree up to some ten float32 roundings of scores up to ten, which scale the weights."""
     feed = feed_of(before)
     for first, second in zip(outputs_of(before, feed), outputs_of(after, feed), strict=True):
         assert not np.isnan(first).any()
@@ -83,7 +83,7 @@ def agree(before: ModelProto, after: ModelProto) -> None:
 
 
 def unused(model: ModelProto) -> list[str]:
-    """Initializers that the test models have and nothing reads: those stay."""
+    """Return the unused initializers of the test models, which stay."""
     read = {name for node in model.graph.node for name in node.input}
     return [t.name for t in model.graph.initializer if t.name not in read]
 

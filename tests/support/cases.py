@@ -1,9 +1,9 @@
-"""A small language for graphs, and what it builds.
+"""A small language for graphs.
 
     a=MatMul(x,w);p,q=Split[axis=0](a);s=Sum(p,q)
 
-Each statement is one node, named after its first output. `[name=value]` are attributes: whole numbers, decimal
-numbers, words, or several of the first two parted by blanks. A name that no statement makes is a graph input.
+Each statement is one node, named after its first output. `[name=value]` are attributes: integers, decimal numbers,
+strings, or a list of numbers separated by spaces. Names without a statement are graph inputs.
 """
 
 import re
@@ -27,19 +27,19 @@ def build(
     opset: int = 17,
     domains: Mapping[str, int] | None = None,
 ) -> ModelProto:
-    """The model of a graph in the case language.
+    """Build the model of a graph in the case language.
 
-    `shapes` and `types` are those of graph inputs, by default 8 by 8 of float; `constants` turns free names into
-    initializers. Types of outputs come from shape inference; ValueError where it finds none.
+    `shapes` and `types` describe graph inputs, by default float of 8 by 8; `constants` turns free names into
+    initializers. Shape inference determines the types of outputs; ValueError if it cannot.
     """
     shapes, types, constants = shapes or {}, types or {}, constants or {}
     nodes = [_node(part.strip()) for part in graph.split(";") if part.strip()]
-    made = {name for node in nodes for name in node.output}
+    results = {name for node in nodes for name in node.output}
     read = dict.fromkeys(name for node in nodes for name in node.input if name)
     inputs = [
         helper.make_tensor_value_info(name, _TYPES[types.get(name, "float")], shapes.get(name, (8, 8)))
         for name in read
-        if name not in made and name not in constants
+        if name not in results and name not in constants
     ]
     tensors = [numpy_helper.from_array(_array(value), name) for name, value in constants.items()]
     free = [helper.make_empty_tensor_value_info(name) for name in outputs]
@@ -58,12 +58,12 @@ def build(
 
 
 def ir_version(opset: int) -> int:
-    """The lowest IR version that an opset of ai.onnx needs."""
+    """Return the lowest IR version for an opset of ai.onnx."""
     return helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
 
 
 def _give_shape(proto: onnx.TypeProto, shape: Sequence[int]) -> None:
-    """The checker wants a shape, and what comes out of a sequence has none."""
+    """Give an element of a sequence a shape, which the checker requires."""
     tensor = proto.sequence_type.elem_type.tensor_type if proto.HasField("sequence_type") else proto.tensor_type
     if not tensor.HasField("shape"):
         tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=size) for size in shape)
@@ -73,7 +73,7 @@ Feed = np.ndarray | list[np.ndarray]
 
 
 def feeds(model: ModelProto) -> dict[str, Feed]:
-    """Values for every input that no initializer fills: floats in [0.05, 0.25], zeros and Trues else.
+    """Return values for every input without an initializer: floats in [0.05, 0.25], Trues and zeros.
 
     An input named `trips` gets 3; a sequence gets two tensors.
     """

@@ -1,4 +1,4 @@
-"""A process of its own for work that may crash or hang: either costs one request."""
+"""A separate process for work that may crash or hang; either costs only one request."""
 
 import multiprocessing
 import os
@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 START_LIMIT = 120.0
-"""Seconds in which a process must be ready."""
+"""Seconds until a process must be ready."""
 
 
 def hush(file: str) -> None:
-    """Send what this process writes to stdout and stderr to a file, and ignore warnings."""
+    """Redirect this process's stdout and stderr to a file, and ignore warnings."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(descriptor, stream.fileno())
@@ -34,10 +34,10 @@ class Lost(Exception):
 
 @dataclass
 class Child:
-    """Requests one after another in another process, which is started anew when one kills it.
+    """A process that answers requests one at a time and is restarted after a crash.
 
-    `target(connection, file)` first sends that it is ready, with any value, then answers requests until it gets None;
-    `file` is for what it prints (`hush`). `limit`: seconds for one answer.
+    `target(connection, file)` sends any value once it is ready, then answers requests until it receives None; `file`
+    is for its output (`hush`). `limit`: seconds for one answer.
     """
 
     target: Callable[[Connection, str], None]
@@ -47,19 +47,19 @@ class Child:
     _connection: Connection | None = None
 
     def ask(self, request: object) -> Any:
-        """The answer to a request. Lost if there is none."""
+        """Return the answer to a request. Raises Lost if there is none."""
         self.start()
         assert self._connection is not None
         self._connection.send(request)
         return self._answer(self.limit)
 
     def start(self) -> None:
-        """Have a process that is ready."""
+        """Start the process unless it is running."""
         if self._process is None:
             ours, theirs = multiprocessing.get_context("spawn").Pipe()
-            talk = str(Path(self._folder.name) / "stderr")
+            log = str(Path(self._folder.name) / "stderr")
             self._process = multiprocessing.get_context("spawn").Process(
-                target=self.target, args=(theirs, talk), daemon=True
+                target=self.target, args=(theirs, log), daemon=True
             )
             self._process.start()
             theirs.close()
@@ -67,7 +67,7 @@ class Child:
             self.ready(self._answer(START_LIMIT))
 
     def ready(self, greeting: Any) -> None:
-        """Take in what the process sends first."""
+        """Handle the first message of the process."""
 
     def close(self) -> None:
         """End the process for good."""
@@ -93,12 +93,12 @@ class Child:
             raise Lost("crash", self._last_words()) from None
 
     def _last_words(self) -> str:
-        """The exit code of a process that ended by itself, and the last line that it wrote."""
+        """Return the exit code and the last line of a process that ended by itself."""
         assert self._process is not None
         self._process.join()
         code = self._process.exitcode
-        talk = Path(self._folder.name) / "stderr"
-        lines = talk.read_text("utf-8", "replace").splitlines() if talk.exists() else []
-        talk.unlink(missing_ok=True)
+        log = Path(self._folder.name) / "stderr"
+        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
         self._stop()
-        return f"exit code {code}: {lines[-1] if lines else 'without a word'}"
+        return f"exit code {code}: {lines[-1] if lines else 'no output'}"

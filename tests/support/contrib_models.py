@@ -1,4 +1,4 @@
-"""Models that ops of onnxruntime stand for once they are fused, as ONNX text, and what tests ask of them."""
+"""Models that fuse into operators of onnxruntime, as ONNX text, and checks for their fusion."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def model_of(body: str, inputs: str = TWO, outputs: str = OUT, opset: int = 18) 
 
 
 def fused(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
-    """The model with operators of onnxruntime, and what was said of them."""
+    """Return the model with operators of onnxruntime, and the findings."""
     return standard(model, **{"fuse": "contrib", **options})
 
 
@@ -45,7 +45,7 @@ def random_feed(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def agree(a: ModelProto, b: ModelProto) -> None:
-    """Both compute in float32, in another order, each result a sum of some 10 roundings of at most its magnitude."""
+    """Check that two models agree up to some ten float32 roundings per result."""
     feed = random_feed(a)
     for first, second in zip(outputs_of(a, feed), outputs_of(b, feed), strict=True):
         np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
@@ -70,11 +70,11 @@ def attention_of(body: str, inputs: str = EDGES, outputs: str = ATTENDED, opset:
     numbers |= {"lowest": np.array(-3.4e38, np.float32), "infinite": np.array(-np.inf, np.float32)}
     numbers |= {"causal": np.where(np.tri(3), 0, np.float32(-3.4e38)).astype(np.float32)}
     numbers |= {"added": np.ones((1, 1, 3, 5), np.float32)}
-    held = {t.name for t in model.graph.initializer}
-    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in numbers.items() if n not in held)
+    present = {t.name for t in model.graph.initializer}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in numbers.items() if n not in present)
     return model
 
 
 SQUARE = "float[2,3,8] x, float[2,3,8] z, float[2,3,8] u"
 MASKED = EDGES + ", bool[2,1,3,5] mask"
-TURNED = "xn = Neg (q)  kn = Neg (keys)  "  # as rotary positions would
+TURNED = "xn = Neg (q)  kn = Neg (keys)  "  # like rotary embeddings

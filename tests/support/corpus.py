@@ -1,4 +1,4 @@
-"""Every model that the tests have, by name: hand-written text models, exported ones, and built ones."""
+"""Every model of the tests by name: hand-written, exported and built ones."""
 
 import numpy as np
 import onnx
@@ -21,12 +21,12 @@ KINDS += ("moe_dynamo21", "t5_dynamo18", "unet_ts15", "vit_dynamo22", "whisper_s
 
 
 def text_model(name: str) -> ModelProto:
-    """A fresh copy of a model from `models_text`."""
+    """Parse a model from `models_text`."""
     return onnx.parser.parse_model((TESTS / "models_text" / f"{name}.onnxtxt").read_text("utf-8"))
 
 
 def exported(name: str) -> ModelProto:
-    """A model of `models` or of the examples, its weights in memory."""
+    """Load a model of `models` or of the examples with its weights."""
     return onnx.load(ROOT / name)
 
 
@@ -34,10 +34,10 @@ def with_sparse_weight() -> ModelProto:
     """A MatMul whose weight is a sparse initializer."""
     model = text_model("tied_weights")
     dense = numpy_helper.to_array(model.graph.initializer[0])
-    kept = np.zeros_like(dense)
-    np.fill_diagonal(kept, dense.diagonal())
-    at = np.flatnonzero(kept)
-    values = helper.make_tensor("w", TensorProto.FLOAT, [at.size], kept.ravel()[at])
+    diagonal = np.zeros_like(dense)
+    np.fill_diagonal(diagonal, dense.diagonal())
+    at = np.flatnonzero(diagonal)
+    values = helper.make_tensor("w", TensorProto.FLOAT, [at.size], diagonal.ravel()[at])
     indices = helper.make_tensor("w_at", TensorProto.INT64, [at.size], at)
     del model.graph.initializer[:]
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, list(dense.shape)))

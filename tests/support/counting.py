@@ -1,4 +1,4 @@
-"""An independent count of the casts that a colouring calls for, straight from its definition."""
+"""An independent count of the casts that a colouring needs, directly from the definition."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 
 @dataclass(frozen=True)
 class Crossings:
-    """Names of the float32 tensors that someone reads in the other type; `constants` are initializers among them."""
+    """Names of float32 tensors with readers in the other type; `constants` are the initializers among them."""
 
     to_low: tuple[str, ...]
     to_float: tuple[str, ...]
@@ -21,24 +21,24 @@ class Crossings:
 
 
 def lowered_ops(view: View, coloring: Coloring) -> tuple[str, ...]:
-    """The sorted names of ops with at least one lowered type variable."""
+    """Return the sorted names of ops with at least one lowered type variable."""
     low = {op for (op, _), paint in coloring.paints.items() if paint.dtype is coloring.to}
     return tuple(sorted(view.ops[op].name for op in low))
 
 
 def crossings(view: View, coloring: Coloring) -> Crossings:
-    """One entry per (tensor, direction). Model outputs, body edges and ops without a schema read float32."""
+    """Return one entry per tensor and direction. Model outputs, body edges and ops without a schema read float32."""
     to_low, to_float, constants = [], [], []
     for value in view.values:
         if view.dtype(value.id) is not DType.FLOAT:
             continue
-        made_low = value.producer is not None and _writes_low(view, coloring, value.producer, value.id)
+        written_low = value.producer is not None and _writes_low(view, coloring, value.producer, value.id)
         read_low = [_reads_low(view, coloring, use.op, use.slot) for use in view.uses[value.id]]
         if (value.public and value.role is Role.RESULT) or value.id in view.yielded:
             read_low.append(False)
-        if made_low and not all(read_low):
+        if written_low and not all(read_low):
             to_float.append(value.name)
-        if not made_low and any(read_low):
+        if not written_low and any(read_low):
             to_low.append(value.name)
             if value.role is Role.INITIALIZER:
                 constants.append(value.name)

@@ -1,4 +1,4 @@
-"""An NVIDIA driver that is made up, as far as it is asked."""
+"""A fake NVIDIA driver."""
 
 import ctypes
 from typing import Any
@@ -10,10 +10,10 @@ P100 = Gpu("Tesla P100", (6, 0), 16 << 30)
 
 
 class Driver:
-    """libcuda, as far as it is asked."""
+    """The functions of libcuda that this package calls."""
 
-    def __init__(self, *gpus: Gpu, version: int = 13020, starts: int = 0) -> None:
-        self.gpus, self.version, self.starts = gpus, version, starts
+    def __init__(self, *gpus: Gpu, version: int = 13020, status: int = 0) -> None:
+        self.gpus, self.version, self.status = gpus, version, status
 
     def cuDriverGetVersion(self, out: Any) -> int:
         out._obj.value = self.version
@@ -21,14 +21,14 @@ class Driver:
 
     def cuInit(self, flags: int) -> int:
         assert flags == 0
-        return self.starts
+        return self.status
 
     def cuDeviceGetCount(self, out: Any) -> int:
         out._obj.value = len(self.gpus)
         return 0
 
     def cuDeviceGet(self, out: Any, index: int) -> int:
-        out._obj.value = 10 + index  # a handle is no index
+        out._obj.value = 10 + index  # a handle is not an index
         return 0
 
     def cuDeviceGetName(self, buffer: Any, size: int, device: ctypes.c_int) -> int:
@@ -45,8 +45,8 @@ class Driver:
         return 0
 
 
-class Shelf:
-    """A loader that has a driver, and no other library."""
+class Loader:
+    """A library loader that only finds the driver."""
 
     def __init__(self, driver: Driver | None = None) -> None:
         self.libraries: dict[str, Any] = {"libcuda.so.1": driver}

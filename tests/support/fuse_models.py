@@ -1,4 +1,4 @@
-"""Operators of the standard written out op by op, as ONNX text, and what tests ask of them once they are fused."""
+"""Standard operators decomposed into ops, as ONNX text, and checks for their fusion."""
 
 import numpy as np
 from onnx import ModelProto
@@ -24,7 +24,7 @@ def model_of(body: str, opset: int = 18, outputs: str = "float[2,4] y", inputs: 
 
 
 def agree(a: ModelProto, b: ModelProto, shape: tuple[int, ...] = (2, 4)) -> None:
-    """Both compute in float32, in another order, each result a sum of some 10 roundings of at most its magnitude."""
+    """Check that two models agree up to some ten float32 roundings per result."""
     feed = {"x": np.random.default_rng(7).standard_normal(shape).astype(np.float32)}
     (first,), (second,) = outputs_of(a, feed), outputs_of(b, feed)
     np.testing.assert_allclose(second, first, rtol=0, atol=32 * UNIT * float(np.abs(first).max()))

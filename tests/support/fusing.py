@@ -1,4 +1,4 @@
-"""What every test of a fusion does: name a model's nodes, bring it into standard form, run it as it stands."""
+"""Helpers for tests of fusions: name a model's nodes, bring it into standard form, run it unoptimized."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from support import objections
 
 
 def parsed(text: str) -> ModelProto:
-    """The model of a text, each node called after its first result."""
+    """Parse a model and name each node after its first result."""
     model = onnx.parser.parse_model(text)
     for node in model.graph.node:
         node.name = f"the_{node.output[0]}"
@@ -27,19 +27,19 @@ def parsed(text: str) -> ModelProto:
 
 
 def reducing(head: str, body: str, opset: int) -> ModelProto:
-    """The model of a head and a body; below opset 18 the axes of its reductions over `last` are attributes."""
+    """Parse a model from head and body; below opset 18 the axes of its reductions over `last` become attributes."""
     if opset < 18:
         body = re.sub(r"(ReduceMean|ReduceMax) \((\w+), last\)", r"\1 <axes = [-1]> (\2)", body)
     return parsed(f'<ir_version: 8, opset_import: ["": {opset}]>\n{head} {{ {body} }}')
 
 
 def standard(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
-    """The model in standard form, its types checked, and what was said."""
+    """Return the model in standard form, with its types checked, and the findings."""
     arguments = {"target": Target.ORT_CUDA, **options}
     context = Context(arguments.pop("to", DType.FLOAT16), low_only=True)  # type: ignore[arg-type]
-    view, told = fuse_operators(View.of(Model.load(model)), context, **arguments)  # type: ignore[arg-type]
+    view, findings = fuse_operators(View.of(Model.load(model)), context, **arguments)  # type: ignore[arg-type]
     onnx.checker.check_model(view.model.proto, full_check=True)
-    return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
+    return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in findings]
 
 
 def kinds(model: ModelProto) -> list[str]:
@@ -47,5 +47,5 @@ def kinds(model: ModelProto) -> list[str]:
 
 
 def outputs_of(model: ModelProto, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """What a model computes, with nothing optimized."""
+    """Run a model without optimizations."""
     return objections.run(model, feed, "DISABLE_ALL")  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Small half models, and what there is to say of a converted one."""
+"""Small half-precision models, and readable forms of converted ones."""
 
 from collections.abc import Iterator
 
@@ -14,11 +14,11 @@ HALF = "float16[8,8]"
 
 
 def half(
-    body: str, inputs: str = f"{HALF} x", outputs: str = f"{HALF} y", *, opset: int = 18, held: str = ""
+    body: str, inputs: str = f"{HALF} x", outputs: str = f"{HALF} y", *, opset: int = 18, constants: str = ""
 ) -> ModelProto:
-    """A model of this text; `w` is a weight of float16 where it is named."""
+    """Parse a model; `w`, if the text mentions it, is a float16 weight."""
     head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
-    model = onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {held} {{ {body} }}")
+    model = onnx.parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {constants} {{ {body} }}")
     if any("w" in node.input for node in _nodes(model.graph)):
         values = np.linspace(-1, 1, 64).reshape(8, 8).astype(np.float16)
         model.graph.initializer.append(numpy_helper.from_array(values, "w"))
@@ -33,19 +33,19 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
         yield node
 
 
-def told(model: ModelProto) -> list[str]:
-    """The nodes of a model, one line each, those of bodies before their owner."""
+def listing(model: ModelProto) -> list[str]:
+    """Return a line for each node; nodes of bodies come before their owner."""
     return [_line(node) for node in _nodes(model.graph)]
 
 
 def _line(node: NodeProto) -> str:
-    stated = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
-    to = DType.of(stated["to"]).spelling if node.op_type == "Cast" else ""  # type: ignore[union-attr]
+    integers = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
+    to = DType.of(integers["to"]).spelling if node.op_type == "Cast" else ""  # type: ignore[union-attr]
     return f"{', '.join(node.output)} = {node.op_type}{f'<{to}>' if to else ''}({', '.join(node.input)})"
 
 
 def weights(model: ModelProto) -> dict[str, str]:
-    """The element types of the initializers."""
+    """Return the initializers' element types."""
     return {t.name: helper.tensor_dtype_to_np_dtype(t.data_type).name for t in model.graph.initializer}
 
 
@@ -54,12 +54,12 @@ def written(model: ModelProto) -> bytes:
 
 
 def raised(model: object, *keep: str, **options: str) -> Converted:
-    """The model with what these patterns name in float32."""
+    """Convert a model with `keep`."""
     return convert(model, keep=keep, **options)
 
 
 def rules(result: Converted) -> dict[str, tuple[str, str | None]]:
-    """Of each op the type that it gets, and the rule."""
+    """Return each op's type and rule."""
     return {row.name: (row.dtype, row.rule) for row in result.report.rows}
 
 

@@ -1,6 +1,6 @@
-"""Small models that break in half precision as large ones do: each with the data that shows it, all seeded.
+"""Small seeded models that break in half precision like large ones, each with data that triggers the problem.
 
-What is hard is in the data, or in values between the ops, where no list and no constant tells of it.
+The problem is in the data or in intermediate values, so that op lists and constants do not reveal it.
 
     python tests/support/hard_models.py FOLDER      # writes NAME.onnx and NAME.npz of each
 """
@@ -27,24 +27,24 @@ Array = NDArray[Any]
 
 WIDTH = 32
 TOKENS = 12
-# The first in which Conv and InstanceNormalization have bfloat16.
+# The first opset with bfloat16 in Conv and InstanceNormalization.
 OPSET = 22
 LOWEST = np.finfo(np.float32).min
 
 
 @dataclass(frozen=True)
 class Hard:
-    """A model, a batch that shows what is hard about it; in words what it is, what breaks, and what mends it."""
+    """A model and a batch that breaks it in half precision, with a description, the cause and the fix."""
 
     model: ModelProto
     batch: Mapping[str, Array]
     what: str
-    because: str
-    mends: str
+    cause: str
+    fix: str
 
 
-class _Drafting:
-    """Statements and constants of a model in the making; `place` stands before the names of its ops."""
+class _Draft:
+    """Statements and constants of an unfinished model; `place` prefixes the names of its ops."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ class _Drafting:
         self.names: dict[str, int] = {}
 
     def op(self, call: str, name: str = "") -> str:
-        """The name of the result of a new op, such as "Add(a,b)"."""
+        """Add an op, such as "Add(a,b)", and return its result's name."""
         name = self.place + (name or call.split("(")[0].split("[")[0].lower())
         self.names[name] = self.names.get(name, 0) + 1
         name += f"_{self.names[name]}" if self.names[name] > 1 else ""
@@ -77,7 +77,7 @@ class _Drafting:
         return self.op(f"MatMul({x},{self.weight(into, out, gain=gain)})", name)
 
     def model(self, result: str, inputs: Mapping[str, Array]) -> ModelProto:
-        """The finished model; `inputs` are what it is fed, by which its inputs have types and shapes."""
+        """Finish the model; types and shapes of its inputs follow `inputs`."""
         self.statements.append(f"y=Identity({result})")
         integers = {name: "int" for name, array in inputs.items() if array.dtype.kind == "i"}
         shapes = {name: array.shape for name, array in inputs.items()}
@@ -94,7 +94,7 @@ class _Drafting:
         return self.op(f"Mul({self.op(f'Div({x},{root})', 'unit')},{self.constant(np.ones(WIDTH))})", "norm")
 
     def attention(self, n: str, gain: float = 1.0, **more: Any) -> str:
-        """Self-attention of `n`, its four projections included."""
+        """Add self-attention of `n` with its four projections."""
         q, k, v = (self.linear(n, name) for name in ("query", "key", "value"))
         return self.linear(self.attended(q, k, v, **more), "attention", gain=gain)
 
@@ -128,7 +128,7 @@ class _Drafting:
 
 
 def llama_outlier(blocks: int = 5) -> Hard:
-    draft, vocabulary, channel = _Drafting(1), 40, 5
+    draft, vocabulary, channel = _Draft(1), 40, 5
     embedding = draft.rng.standard_normal((vocabulary, WIDTH))
     embedding[:, channel] *= 0.1
     embedding[0, channel] = 300
@@ -139,7 +139,7 @@ def llama_outlier(blocks: int = 5) -> Hard:
         n = draft.rms_norm(x)
         gate, up = draft.weights(WIDTH, 2 * WIDTH), draft.weights(WIDTH, 2 * WIDTH)
         down = draft.weights(2 * WIDTH, WIDTH)
-        if block == 1:  # the unit that answers to the first token, and writes one channel of it
+        if block == 1:  # the unit that responds to the first token and writes one of its channels
             gate[:, 0], up[:, 0], down[0] = 0, 0, 0
             gate[channel, 0] = up[channel, 0] = 8
             down[0, channel] = 35
@@ -160,7 +160,7 @@ def llama_outlier(blocks: int = 5) -> Hard:
 
 
 def t5_outlier(blocks: int = 6) -> Hard:
-    draft, buckets = _Drafting(7), 16
+    draft, buckets = _Draft(7), 16
     apart = np.clip(np.subtract.outer(np.arange(TOKENS), np.arange(TOKENS)) + buckets // 2, 0, buckets - 1)
     table = draft.constant(draft.rng.standard_normal((buckets, 1)))
     bias = draft.op(f"Gather({table},{draft.constant(apart)})", "buckets")
@@ -189,7 +189,7 @@ def t5_outlier(blocks: int = 6) -> Hard:
 
 
 def large_logits(layers: int = 11) -> Hard:
-    draft = _Drafting(2)
+    draft = _Draft(2)
     x = "x"
     for layer in range(layers):
         x = draft.op(f"Relu({draft.linear(x, f'dense{layer}', gain=1.4)})")
@@ -205,7 +205,7 @@ def large_logits(layers: int = 11) -> Hard:
 
 
 def vae_decoder(channels: int = 8, size: int = 4) -> Hard:
-    draft = _Drafting(3)
+    draft = _Draft(3)
     batch = {"x": draft.rng.standard_normal((1, channels, size, size)).astype(np.float32)}
     x = draft.conv("x", "conv_in", channels, channels)
     for level in range(3):
@@ -235,7 +235,7 @@ def vae_decoder(channels: int = 8, size: int = 4) -> Hard:
     )
 
 
-def _image_attention(draft: _Drafting, x: str, channels: int, size: int) -> str:
+def _image_attention(draft: _Draft, x: str, channels: int, size: int) -> str:
     flat = draft.op(f"Reshape({x},{draft.constant(np.array([1, channels, size * size]))})")
     tokens = draft.op(f"Transpose[perm=0 2 1]({flat})")
     q, k, v = (draft.linear(tokens, name, out=channels, into=channels) for name in ("query", "key", "value"))
@@ -245,11 +245,11 @@ def _image_attention(draft: _Drafting, x: str, channels: int, size: int) -> str:
 
 
 def offset_norm(layers: int = 11, channels: int = 4, size: int = 8) -> Hard:
-    draft = _Drafting(4)
+    draft = _Draft(4)
     batch = {"x": draft.rng.standard_normal((1, channels, size, size)).astype(np.float32)}
     batch["x"][:, 0] = 1
     weight = draft.weights(channels, channels, 3, 3, gain=0.5)
-    weight[:, 0], weight[:, 0, 1, 1] = 0, 3000  # an offset of its channel, not a bias that a rule could drop
+    weight[:, 0], weight[:, 0, 1, 1] = 0, 3000  # an offset of its channel rather than a bias that a rule could drop
     x = draft.op(f"Conv[pads=1 1 1 1](x,{draft.constant(weight)})", "offset")
     x = draft.instance_norm(x, channels)
     for layer in range(layers):
@@ -264,7 +264,7 @@ def offset_norm(layers: int = 11, channels: int = 4, size: int = 8) -> Hard:
 
 
 def masked_rows(blocks: int = 4) -> Hard:
-    draft = _Drafting(5)
+    draft = _Draft(5)
     seen = np.tril(np.ones((1, TOKENS, TOKENS), np.int64))
     seen[:, 3] = 0
     batch = {"x": draft.rng.standard_normal((1, TOKENS, WIDTH)).astype(np.float32), "mask": seen}
@@ -284,7 +284,7 @@ def masked_rows(blocks: int = 4) -> Hard:
 
 
 def far_rotary(blocks: int = 4, positions: int = 8192) -> Hard:
-    draft = _Drafting(6)
+    draft = _Draft(6)
     place = np.sort(draft.rng.integers(positions // 2, positions, (1, TOKENS)))
     place[0, -1] = positions - 1
     batch = {"x": draft.rng.standard_normal((1, TOKENS, WIDTH)).astype(np.float32), "position": place}
@@ -321,18 +321,18 @@ HARD: Mapping[str, Callable[[], Hard]] = {
 }
 
 
-# -- in half, as one does it by hand ---------------------------------------------------------------------
+# -- naive half-precision models -------------------------------------------------------------------------
 
 
 def halved(model: ModelProto, to: str = "float16", *, clipped: bool = False) -> ModelProto:
-    """A model without bodies in a low type, inputs and outputs too."""
+    """Convert a model without bodies to a low type, including inputs and outputs."""
     low = retyped(model, DType.parse(to).code, clipped=clipped)
     del low.graph.value_info[:]
     return low
 
 
 def write(folder: Path) -> None:
-    """Each model and its batch, as files."""
+    """Write each model and its batch to files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, maker in HARD.items():
         hard = maker()

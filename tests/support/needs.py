@@ -1,8 +1,7 @@
-"""What older packages lack: the one table of features of tests that need a newer onnx or onnxruntime.
+"""Features under test that need a newer onnx or onnxruntime.
 
-A row holds for versions below the one that it names: tests that meet the feature are skipped there and say so; with
-that version and newer ones they run. `pattern` finds tests by the words of their failure, `tests` by parts of their
-ids. docs/how-to/install.md says the same to users.
+Tests of a feature are skipped below its version, with a reason. `pattern` matches the failures of such tests, `tests`
+parts of their ids. docs/how-to/install.md documents the same for users.
 """
 
 import functools
@@ -15,7 +14,7 @@ from amp_rewrite.runtime.kernels import release_number
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A feature that is tested with `version` of `package` and later ones, and how to know the tests that need it."""
+    """A feature tested only from `version` of `package` on, and the way to recognize its tests."""
 
     package: str
     version: str
@@ -85,13 +84,13 @@ NEEDS = (
     Need(
         "onnxruntime",
         "1.31",
-        "bfloat16 inside of function bodies on the CPU",
+        "bfloat16 inside function bodies on the CPU",
         r"bound to different types \(tensor\(bfloat16\) and tensor\(float\)",
     ),
     Need(
         "onnxruntime",
         "1.31",
-        "Attention with fewer heads of keys than of queries on the CPU",
+        "Attention with fewer key heads than query heads on the CPU",
         r"results differ by up to",
         ("test_standard_attention_becomes_the_runtimes_own",),
     ),
@@ -109,7 +108,7 @@ NEEDS = (
     Need(
         "onnxruntime",
         "1.31",
-        "float16 weights that a caller may override, norms that give their sum, maps of sequences",
+        "float16 weights that a caller may override, norms that return their sum",
         "",
         ("where_a_caller_may_override", "a fused norm that gives its sum"),
     ),
@@ -129,7 +128,7 @@ LACKING = tuple(need for need in NEEDS if need.lacking)
 
 
 def reason_of(failure: BaseException) -> str | None:
-    """Return why a test failed so: a feature that an older package lacks; None for other failures."""
+    """Return the missing feature that made a test fail; None for other failures."""
     if isinstance(failure, BaseExceptionGroup):  # the failures of several examples
         reasons = [reason_of(inner) for inner in failure.exceptions]
         return reasons[0] if all(reasons) else None
@@ -138,5 +137,5 @@ def reason_of(failure: BaseException) -> str | None:
 
 
 def reason_for(test: str) -> str | None:
-    """Return why a test is skipped by its id; None if it is not."""
+    """Return why a test is skipped by its id; None if it runs."""
     return next((need.reason for need in LACKING if any(part in test for part in need.tests)), None)

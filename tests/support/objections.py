@@ -1,4 +1,4 @@
-"""What there is to object to in a converted model. Every function gives sentences; none means all is well."""
+"""Objections to converted models. Every function returns sentences; an empty list means that all is well."""
 
 import copy
 import re
@@ -33,7 +33,7 @@ def of_convert(
     levels: Sequence[str] = LEVELS,
     again: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Everything to object to in converting a model but its numbers; `again`: other options for the second time."""
+    """Return all objections to converting a model except to its numbers; `again`: options of the second conversion."""
     before = written(model)
     try:
         result = convert(model, **options)
@@ -41,21 +41,21 @@ def of_convert(
         twice = convert(result.model, **(options if again is None else again))
         unplanned = apply(View.of(Model.load(model)), Plan(result.coloring.to)).to_proto()
     except (AmpRewriteError, RuntimeError) as error:
-        return [f"dies: {error}"]
+        return [f"fails: {error}"]
     found = of_result(model, result, levels)
     found += ["the argument was changed"] if written(model) != before else []
     found += ["an empty plan changed the model"] if written(unplanned) != before else []
-    found += ["the second time gave other bytes"] if written(same.model) != written(result.model) else []
-    found += ["twice is not once"] if written(twice.model) != written(result.model) else []
+    found += ["a second conversion wrote different bytes"] if written(same.model) != written(result.model) else []
+    found += ["converting the result changes it"] if written(twice.model) != written(result.model) else []
     if again is None and not twice.plan.casts == twice.plan.bakes == ():
-        found.append("the converted model is given Casts again")
+        found.append("converting the result adds Casts")
     return found
 
 
 def of_result(before: ModelProto, result: Converted, levels: Sequence[str] = LEVELS) -> list[str]:
-    """Everything to object to in a converted model but its numbers.
+    """Return all objections to a converted model except to its numbers.
 
-    What there is against the model itself is not held against the result. `levels`: those at which it has to open.
+    Objections to the source are not counted against the result. `levels`: optimization levels at which it must open.
     """
     after = result.model
     inserted = Counter((cast.value, cast.to) for cast in result.plan.casts)
@@ -76,11 +76,11 @@ def written(model: ModelProto) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-# -- does it stand up --------------------------------------------------------------------------------
+# -- validity and outputs ----------------------------------------------------------------------------
 
 
 def of_checker(model: ModelProto) -> list[str]:
-    """What onnx.checker's full check says."""
+    """Return the error of onnx.checker's full check."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -89,7 +89,7 @@ def of_checker(model: ModelProto) -> list[str]:
 
 
 def of_loading(model: ModelProto, levels: Sequence[str] = LEVELS) -> list[str]:
-    """What onnxruntime's CPU provider says when it opens the model at each optimization level."""
+    """Return errors of onnxruntime's CPU provider at each optimization level."""
     found = []
     for level in levels:
         try:
@@ -100,7 +100,7 @@ def of_loading(model: ModelProto, levels: Sequence[str] = LEVELS) -> list[str]:
 
 
 def session(model: ModelProto, level: str = "ALL") -> object:
-    """An onnxruntime session on the CPU provider; `level`: "BASIC" and so on, or "DISABLE_ALL"."""
+    """Create an onnxruntime session on the CPU provider; `level`: "BASIC" and so on, or "DISABLE_ALL"."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -114,19 +114,19 @@ def session(model: ModelProto, level: str = "ALL") -> object:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """onnxruntime's own exceptions, which share no base class below Exception."""
+    """Return onnxruntime's own exceptions, which share no base class below Exception."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
 
 
 def run(model: ModelProto, feeds: Mapping[str, object], level: str = "ALL") -> list[object]:
-    """The outputs, in order. The feeds are copied: BatchNormalization writes its running statistics into them."""
+    """Return the outputs in order. The feeds are copied: BatchNormalization writes running statistics into them."""
     return list(session(model, level).run(None, copy.deepcopy(dict(feeds))))  # type: ignore[attr-defined]
 
 
 def of_outputs(before: Sequence[object], after: Sequence[object], *, bound: float) -> list[str]:
-    """Outputs that differ by more than `bound` times the largest magnitude of the original; others must be equal."""
+    """Object to floats that differ by more than `bound` times the original's largest magnitude and to other changes."""
     found = []
     if len(before) != len(after):
         return [f"{len(after)} outputs instead of {len(before)}"]
@@ -145,9 +145,9 @@ def _array_objections(before: object, after: object, bound: float) -> Iterator[s
         return
     elif not np.issubdtype(a.dtype, np.floating):
         if not np.array_equal(a, b):
-            yield "differs, and is no floating type"
+            yield "differs and is not floating"
     elif not np.isfinite(a).all():
-        yield "the original is not finite, so that nothing is compared"
+        yield "the original is not finite, so nothing is compared"
     elif not np.isfinite(b).all():
         yield "is not finite"
     elif (off := float(np.max(np.abs(a - b)))) > bound * max(float(np.max(np.abs(a))), 1e-3):
@@ -158,21 +158,21 @@ def _array_objections(before: object, after: object, bound: float) -> Iterator[s
 
 
 def of_types(view: View, plan: Plan, after: ModelProto) -> list[str]:
-    """Values whose type by strict inference is not the one that the plan gives them."""
+    """Object to values whose type by strict inference differs from the plan."""
     found = inferred_types(after)
     at_first = inferred_types(view.model.proto)
     lost = [n for n in planned_types(view, plan) if n in at_first and n not in found]
-    objections = [f"{name!r} has no type any more" for name in sorted(lost)]
+    objections = [f"{name!r} lost its type" for name in sorted(lost)]
     for name, planned in sorted(planned_types(view, plan).items()):
         wrong = found.get(name, set()) - planned
         if wrong:
-            said = ", ".join(sorted(DType.of(code).spelling for code in wrong if DType.of(code)))  # type: ignore[union-attr]
-            objections.append(f"{name!r} is {said}, planned {sorted(map(str, planned))}")
+            actual = ", ".join(sorted(DType.of(code).spelling for code in wrong if DType.of(code)))  # type: ignore[union-attr]
+            objections.append(f"{name!r} is {actual}, planned {sorted(map(str, planned))}")
     return objections
 
 
 def planned_types(view: View, plan: Plan) -> dict[str, set[int]]:
-    """The element type codes that each name may have; two where scopes beside each other share a name."""
+    """Return the planned element type codes of each name; several if sibling scopes share the name."""
     planned: dict[str, set[int]] = defaultdict(set)
     gone = {v for op in plan.drop for v in view.ops[op].outputs}
     baked = {bake.value: bake for bake in plan.bakes}
@@ -192,7 +192,7 @@ def planned_types(view: View, plan: Plan) -> dict[str, set[int]]:
 
 
 def inferred_types(model: ModelProto) -> dict[str, set[int]]:
-    """Element type codes by value name, all scopes, from onnx's strict shape inference without any value_info."""
+    """Infer element type codes by value name in all scopes, strictly and without value_info."""
     found: dict[str, set[int]] = defaultdict(set)
     for graph in graphs(inferred(model).graph):
         for name, codes in _stated_types(graph).items():
@@ -201,7 +201,7 @@ def inferred_types(model: ModelProto) -> dict[str, set[int]]:
 
 
 def inferred(model: ModelProto) -> ModelProto:
-    """The model with what onnx's strict inference tells, and value_info of its own only where onnx knows no schema."""
+    """Apply onnx's strict inference, keeping value_info only for operators without a schema."""
     bare = clone(model)
     for graph in graphs(bare.graph):
         foreign = {name for node in graph.node if node.domain == "com.microsoft" for name in node.output}
@@ -230,16 +230,16 @@ def element(proto: onnx.TypeProto) -> int:
 
 
 def of_casts(after: ModelProto, before: ModelProto | None = None) -> list[str]:
-    """Casts that do nothing, cancel, stand twice, or run in a loop for what the loop does not change.
+    """Object to Casts that do nothing, cancel, are duplicates, or repeat in a loop for a loop-invariant value.
 
-    What `before` had already is not counted, whatever value it reads now.
+    Those already in `before` do not count, whatever value they read now.
     """
     known = Counter(map(_nameless, of_casts(before))) if before is not None else Counter()
     types = inferred_types(after)
     found: list[str] = []
-    for (graph, in_loop), told in zip(looped_graphs(after.graph), graphs(inferred(after).graph), strict=True):
-        # What onnx does not tell of a name here it may tell of the same name in a body beside this one.
-        own = {name: set() for node in graph.node for name in node.output} | _stated_types(told)
+    for (graph, in_loop), typed in zip(looped_graphs(after.graph), graphs(inferred(after).graph), strict=True):
+        # A name without a type here may have one in a sibling body.
+        own = {name: set() for node in graph.node for name in node.output} | _stated_types(typed)
         found.extend(_of_graph_casts(graph, {**types, **own}, in_loop))
     kinds = Counter(map(_nameless, found)) - known
     return sorted(text for text in found if kinds[_nameless(text)])
@@ -266,7 +266,7 @@ def _of_graph_casts(graph: GraphProto, types: Mapping[str, set[int]], in_loop: b
         ):
             yield f"Cast of {before.input[0]!r} to float and back"
         if in_loop and source not in own and to in (TensorProto.FLOAT, *HALVES):
-            yield f"Cast of {source!r}, which the loop does not change, inside the loop"
+            yield f"Cast of the loop invariant {source!r} inside the loop"
     for (source, to), count in Counter((n.input[0], _target(n)) for n in casts).items():
         if count > 1:
             yield f"{count} Casts of {source!r} to {to}"
@@ -280,7 +280,7 @@ def _target(node: NodeProto) -> int:
 
 
 def of_io(before: ModelProto, after: ModelProto) -> list[str]:
-    """Inputs and outputs that changed in name, order, type, shape, doc string or metadata."""
+    """Object to changes of inputs and outputs in name, order, type, shape, doc string or metadata."""
     found = []
     for side in ("input", "output"):
         old, new = _callers(before, side), _callers(after, side)
@@ -292,21 +292,21 @@ def of_io(before: ModelProto, after: ModelProto) -> list[str]:
 
 
 def _callers(model: ModelProto, side: str) -> list[onnx.ValueInfoProto]:
-    """The values of one side, without those that constants fill: before IR 4 no caller can feed them."""
+    """Return the values of one side, without constants, which no caller can feed before IR 4."""
     filled = {t.name for t in model.graph.initializer} if model.ir_version < 4 else set()
     return [value for value in getattr(model.graph, side) if side == "output" or value.name not in filled]
 
 
 def of_names(model: ModelProto) -> list[str]:
-    """Node names that stand twice, and value names that are made twice in one graph."""
+    """Object to duplicate node names, and to duplicate value names in one graph."""
     found = []
     names = Counter(n.name for g in graphs(model.graph) for n in g.node if n.name)
     found.extend(f"nodes share the name {name!r}" for name, count in sorted(names.items()) if count > 1)
     for graph in graphs(model.graph):
-        made = Counter(o for n in graph.node for o in n.output if o)
-        made.update(v.name for v in graph.input)
-        made.update({t.name for t in graph.initializer} - {v.name for v in graph.input})
-        found.extend(f"{name!r} is made {count} times" for name, count in sorted(made.items()) if count > 1)
+        defined = Counter(o for n in graph.node for o in n.output if o)
+        defined.update(v.name for v in graph.input)
+        defined.update({t.name for t in graph.initializer} - {v.name for v in graph.input})
+        found.extend(f"{name!r} is defined {count} times" for name, count in sorted(defined.items()) if count > 1)
     return found
 
 
@@ -314,12 +314,12 @@ def of_names(model: ModelProto) -> list[str]:
 
 
 def graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and all bodies below it."""
+    """Yield a graph and all bodies below it."""
     return (found for found, _ in looped_graphs(graph))
 
 
 def looped_graphs(graph: GraphProto, in_loop: bool = False) -> Iterator[tuple[GraphProto, bool]]:
-    """The same, with whether the graph runs more than once for its outer one."""
+    """Yield the same, with whether a graph runs more than once per run of its outer graph."""
     yield graph, in_loop
     for node in graph.node:
         again = node.op_type in ("Loop", "Scan", "SequenceMap")

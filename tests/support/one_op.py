@@ -1,4 +1,4 @@
-"""One-op models in a low type, made from the float32 cases of onnx's own node tests, and how far results are apart."""
+"""One-op models in a low type, from the float32 cases of onnx's own node tests, and distances between results."""
 
 import pickle
 import subprocess
@@ -22,12 +22,12 @@ from amp_rewrite.ir.view import Role, View
 
 NEWEST_OPSET, NEWEST_IR = 26, 13
 PER_OP = 3
-"""How many cases of each op are taken, evenly from all that differ."""
+"""The largest number of cases per op, spread evenly over all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A float32 model of one op and what to feed it."""
+    """A float32 model of one op and its inputs."""
 
     name: str
     op_type: str
@@ -37,10 +37,10 @@ class Case:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """Cases of one node with float32 inputs or outputs, at most PER_OP of each op.
+    """Collect cases of one node with float32 inputs or outputs, at most PER_OP of each op.
 
-    onnx draws their inputs from numpy's global generator while it is imported: that happens in a process of its own,
-    from a fixed seed.
+    onnx draws their inputs from numpy's global generator at import, so it is imported in a separate process with a
+    fixed seed.
     """
     done = subprocess.run([sys.executable, "-W", "ignore", __file__], stdout=subprocess.PIPE, check=True)
     found: dict[str, list[Case]] = {}
@@ -56,7 +56,7 @@ def cases() -> tuple[Case, ...]:
     return tuple(chosen)
 
 
-# What onnx's tests show only with other types, or not alone: op, opset and shapes; integers are given.
+# Ops that onnx's tests have only with other types or inside larger graphs.
 OWN = {
     "Celu": "y = Celu <alpha = 2.0> (x)",
     "CumProd": "y = CumProd (x, axis)",
@@ -90,7 +90,7 @@ def _collect() -> Iterator[tuple[str, bytes, dict[str, object]]]:
             continue
         arrays = [numpy_helper.to_array(v) if isinstance(v, TensorProto) else v for v in case.data_sets[0][0]]
         feeds = {v.name: _array(a) for v, a in zip(model.graph.input, arrays, strict=True)}
-        # BitCast wants equal widths; what trains draws numbers; numpy cannot hand narrow types to onnxruntime.
+        # BitCast needs equal widths; training ops draw random numbers; numpy cannot pass narrow types to onnxruntime.
         if model.graph.node[0].op_type != "BitCast" and "training" not in case.name and not _narrow(feeds.values()):
             yield case.name, _loadable(model).SerializeToString(), feeds
 
@@ -104,7 +104,7 @@ def _narrow(values: Iterable[object]) -> bool:
 
 
 def _loadable(model: ModelProto) -> ModelProto:
-    """The model under the newest opset and IR version that onnxruntime opens, if it has newer ones."""
+    """Copy a model and reduce its opset and IR version to the newest ones that onnxruntime opens."""
     out = clone(model)
     out.ir_version = min(out.ir_version, NEWEST_IR)
     for opset in out.opset_import:
@@ -120,9 +120,9 @@ def _float32(model: ModelProto) -> bool:
 
 
 def lowered(case: Case, low: DType) -> tuple[ModelProto, frozenset[str]] | None:
-    """The case's model with every type variable that may be `low` in it, and the inputs that are now low.
+    """Return the case's model with every type variable in `low` that allows it, and the names of its low inputs.
 
-    None where the op has none.
+    None if the op has no such variable.
     """
     view = View.of(Model.load(case.model))
     op = view.ops[0]
@@ -156,20 +156,20 @@ def lowered(case: Case, low: DType) -> tuple[ModelProto, frozenset[str]] | None:
 
 
 def _state(node: onnx.NodeProto, domain: str, op_type: str, low: DType) -> None:
-    """Let an op whose output type stands in an attribute state the low type there."""
+    """Set the low type in an op's output type attribute."""
     if op_type in ("Constant", "ConstantOfShape"):
         for a in node.attribute:
             if a.HasField("t") and a.t.data_type == TensorProto.FLOAT:
                 a.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(a.t).astype(low.numpy)))
     elif (domain, op_type) in DTYPE_ATTRIBUTES:
         name = DTYPE_ATTRIBUTES[domain, op_type]
-        kept = [a for a in node.attribute if a.name != name]
+        others = [a for a in node.attribute if a.name != name]
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(name, low.code)])
+        node.attribute.extend([*others, helper.make_attribute(name, low.code)])
 
 
 def fed(case: Case, names: frozenset[str], low: DType, factor: float) -> dict[str, object]:
-    """The feeds, times a factor and rounded where they are to be low."""
+    """Scale the inputs in `names` by a factor and round them to the low type."""
 
     def rounded(value: object) -> object:
         if value is None or isinstance(value, list):
@@ -181,14 +181,14 @@ def fed(case: Case, names: frozenset[str], low: DType, factor: float) -> dict[st
 
 
 def widened(value: object) -> object:
-    """Arrays of a low type as float32, lists too; everything else as it is."""
+    """Widen arrays of a low type to float32, also in lists; leave everything else unchanged."""
     if isinstance(value, list):
         return [widened(v) for v in value]
     return value.astype(np.float32) if getattr(value, "dtype", None) in (np.float16, ml_dtypes.bfloat16) else value
 
 
 def flat(values: object) -> Iterator[np.ndarray]:
-    """Every array in a list of arrays, sequences and left-out optionals."""
+    """Yield every array in a list of arrays, sequences and empty optionals."""
     if isinstance(values, (list, tuple)):
         for value in values:
             yield from flat(value)
@@ -196,17 +196,17 @@ def flat(values: object) -> Iterator[np.ndarray]:
         yield np.asarray(values)
 
 
-def apart(found: object, expected: object, low: DType, *, scaled: bool = False) -> float:
-    """The largest `distance` between two lists of outputs; infinite where one has more arrays."""
+def largest_distance(found: object, expected: object, low: DType, *, scaled: bool = False) -> float:
+    """Return the largest `distance` between two lists of outputs; infinite if one has more arrays."""
     pairs = list(zip_longest(flat(found), flat(expected)))
     return max((np.inf if a is None or b is None else distance(a, b, low, scaled=scaled) for a, b in pairs), default=0)
 
 
 def distance(found: np.ndarray, expected: np.ndarray, low: DType, *, scaled: bool = False) -> float:
-    """How many steps of the low type lie between two arrays once rounded to it, at the worst place.
+    """Return the largest number of low-type steps between two arrays, after rounding both to that type.
 
-    Infinity is the step after the largest value; NaN is only near NaN; what is no float must be equal. `scaled`:
-    steps of the size that they have at the largest finite magnitude expected, for sums that cancel.
+    Infinity is the step after the largest value; NaN only matches NaN; other types must be equal. `scaled`: steps have
+    the size at the largest finite magnitude expected, for sums with cancellation.
     """
     if found.shape != expected.shape:
         return np.inf
@@ -230,7 +230,7 @@ def distance(found: np.ndarray, expected: np.ndarray, low: DType, *, scaled: boo
 
 
 def holds_low_values(found: object, declared: object, low: DType) -> bool:
-    """Whether float32 outputs of the emulation are values of the low type where the model declares that type."""
+    """Whether the emulation's float32 outputs are representable in the low type if the model declares that type."""
     for value, formal in zip(found, declared, strict=True):  # type: ignore[call-overload]
         kind = type_of_proto(formal.type)
         for array in flat(value):
@@ -243,7 +243,7 @@ def holds_low_values(found: object, declared: object, low: DType) -> bool:
 
 
 def _ordinal(values: np.ndarray) -> np.ndarray:
-    """Values of a low type numbered in their order, both zeros 0."""
+    """Number values of a low type in ascending order; both zeros are 0."""
     bits = np.ascontiguousarray(values).view(np.uint16).astype(np.int64).reshape(values.shape)
     return np.where(bits & 0x8000, -(bits & 0x7FFF), bits)
 

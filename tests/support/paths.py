@@ -1,4 +1,4 @@
-"""The folders that tests read, wherever a test lies."""
+"""Folders that tests read, whatever the test's location."""
 
 import sys
 from importlib import import_module
@@ -10,7 +10,7 @@ ROOT = TESTS.parent
 
 
 def imported(name: str, folder: Path = ROOT) -> ModuleType:
-    """A module from a folder of scripts."""
+    """Import a module from a folder of scripts."""
     before = list(sys.path)
     sys.path.insert(0, str(folder))
     try:

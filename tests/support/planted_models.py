@@ -1,7 +1,7 @@
-"""The exported models of tests/models with an outlier: one product, in the middle of each, writes 70 000 into a sum.
+"""The exported models of tests/models with an outlier: one product in the middle of each writes 70 000 into a sum.
 
-The weights of that product are scaled; nothing else is changed. Trained models have such products in their residual
-streams, models with random weights have not.
+Only the weights of that product are scaled. Trained models have such products in their residual streams; models with
+random weights do not.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ PLANTED = (
 
 @dataclass(frozen=True)
 class Planted:
-    """A model, a batch, and the name of the product whose weights were scaled."""
+    """A model, a batch, and the name of the product with scaled weights."""
 
     model: ModelProto
     batch: Mapping[str, NDArray[Any]]
@@ -44,19 +44,19 @@ class Planted:
 
 
 def planted(name: str) -> Planted:
-    """One of `PLANTED`, scaled by a factor of three digits that the batch decides."""
+    """Return one of `PLANTED`, scaled by a factor of three digits calibrated on the batch."""
     model, fed = onnx.load(source(name)), batch(name, "input")
     products = _products(model)
     product = products[len(products) // 2]
     factor = OUTLIER / calibrate(model, fed).values[product.output[0]].absmax
-    for weight in (t for t in model.graph.initializer if t.name in product.input):  # a bias too
+    for weight in (t for t in model.graph.initializer if t.name in product.input):  # including a bias
         scaled = numpy_helper.to_array(weight) * np.float32(f"{factor:.3g}")
         weight.CopyFrom(numpy_helper.from_array(scaled, weight.name))
     return Planted(model, fed, product.name)
 
 
 def _products(model: ModelProto) -> list[NodeProto]:
-    """Products with a weight of their own whose result, a bias added or not, is added to another that data change."""
+    """Products with an unshared weight whose result, with or without a bias, is added to a data-dependent value."""
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     changing = {value.name for value in graph.input} - weights

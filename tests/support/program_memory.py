@@ -1,4 +1,4 @@
-"""A process that converts a program made in memory, and prints what that took: python program_memory.py KIND FOLDER."""
+"""Convert an in-memory program and print the memory needed: python program_memory.py KIND FOLDER."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def peak() -> int:
 
 
 def weight(kind: str, index: int) -> ir.TensorProtocol:
-    """Return a tensor of 4 WIDTH^2 float32, in memory, every fourth one transposed, or made when asked."""
+    """Return a tensor of 4 WIDTH² float32, either in memory, every fourth one transposed, or lazy."""
     shape = (WIDTH, 4 * WIDTH) if index % 2 == 0 else (4 * WIDTH, WIDTH)
 
     def values() -> np.ndarray:

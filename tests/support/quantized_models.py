@@ -1,4 +1,4 @@
-"""Models that onnxruntime's own quantizer wrote, and the ops that onnxruntime runs of a model."""
+"""Models from onnxruntime's own quantizer, and the ops that onnxruntime runs for a model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from support.paths import ROOT
 
 Feeds = dict[str, np.ndarray]
 INTEGER = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "MatMulNBits")
-"""How the names of integer kernels begin."""
+"""Prefixes of the names of integer kernels."""
 
 
 def batches(path: Path, count: int = 2) -> list[Feeds]:
-    """Inputs of a model of `tests/models`, or of one that reads digits."""
+    """Return inputs for a model of `tests/models` or for a digits classifier."""
     beside = path.with_suffix(".npz")
     if beside.exists():
         arrays = np.load(beside)
@@ -29,14 +29,14 @@ def batches(path: Path, count: int = 2) -> list[Feeds]:
 
 
 def quantize_static(path: Path, folder: Path, **options: object) -> ModelProto:
-    """The model with quantizers around its ops, as `onnxruntime.quantization.quantize_static` writes it."""
+    """Quantize a model by `onnxruntime.quantization.quantize_static`."""
     out = folder / f"{path.stem}.onnx"
     quantize_to(path, out, batches(path), **options)
     return onnx.load(out)
 
 
 def quantize_to(path: Path, out: Path, feeds: list[Feeds], **options: object) -> None:
-    """Write a model with quantizers around its ops, calibrated on feeds."""
+    """Write a quantized model, calibrated on feeds."""
     from onnxruntime import quantization
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
@@ -50,7 +50,7 @@ def quantize_to(path: Path, out: Path, feeds: list[Feeds], **options: object) ->
 
 
 def opened(model: ModelProto, folder: Path, level: str = "ALL") -> tuple[onnxruntime.InferenceSession, ModelProto]:
-    """A session on the CPU, and the model as its optimizer left it."""
+    """Return a session on the CPU and its optimized model."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
     options.log_severity_level = 4
@@ -60,17 +60,17 @@ def opened(model: ModelProto, folder: Path, level: str = "ALL") -> tuple[onnxrun
 
 
 def runs(model: ModelProto, folder: Path) -> Counter[str]:
-    """The ops that onnxruntime's CPU provider makes of a model, counted by type."""
+    """Count the ops of a model by type after optimization for the CPU provider."""
     return Counter(node.op_type for node in opened(model, folder)[1].graph.node)
 
 
 def run_and_count(model: ModelProto, feeds: Feeds, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
-    """The outputs of a model, and what `runs` says of it."""
+    """Return a model's outputs and the counts of `runs`."""
     session, optimized = opened(model, folder)
     read = {value.name: feeds[value.name] for value in session.get_inputs()}
     return session.run(None, read), Counter(node.op_type for node in optimized.graph.node)
 
 
 def integer_kernels(ops: Counter[str]) -> dict[str, int]:
-    """Those of the ops that compute on integers."""
+    """Select the ops that compute on integers."""
     return {op: count for op, count in sorted(ops.items()) if op.startswith(INTEGER)}

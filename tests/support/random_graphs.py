@@ -1,7 +1,7 @@
-"""Random typed graphs, with a proven bound on what rounding may do to their outputs.
+"""Random typed graphs with a proven bound on the rounding errors of their outputs.
 
-A graph is data: steps of one template, branches (an If), loops and scans. It is rendered as ONNX text, and interpreted
-once more in `spreads`, which follows how large each value can be and how far honest rounding can move it.
+A graph is data: steps of one template, branches (an If), loops and scans. It is rendered as ONNX text and interpreted
+by `spreads`, which bounds each value's magnitude and rounding error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.random_templates import LATEST, NOTHING_PROMISED, TEMPLATES, Spread
 
 TRIPS = 2
 _FINITE = 1e4
-"""Larger values could leave float16's range on the way."""
+"""Larger values could overflow float16 in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """An If. Both bodies use the same names, and each has a constant `{result}_k` of its own."""
+    """An If. Both bodies use the same names, and each has its own constant `{result}_k`."""
 
     result: str
     then: Body
@@ -60,8 +60,7 @@ class Looped:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """A Scan that carries `{result}_s` and reads two elements, one after the other, as `{result}_x`; the result is what
-    it stacks in the end."""
+    """A Scan that carries `{result}_s` and reads two elements in turn as `{result}_x`; it returns its last output."""
 
     result: str
     start: str
@@ -80,10 +79,10 @@ class Graph:
     overridable: bool
     names: str
     holding: bool = False
-    """Whether a sequence and a half tensor come in, and a sequence goes out."""
+    """Whether inputs include a sequence and a half tensor, and outputs a sequence."""
 
     def text(self) -> str:
-        """The graph in ONNX text."""
+        """Render the graph as ONNX text."""
         domains = {s.template.domain for s in _steps(self.steps)} - {""}
         imports = [f'"": {self.opset}', *(f'"{domain}": 1' for domain in sorted(domains))]
         inputs = "float[4,4] x, float[4,4] z, bool c" + (", float[4,4] w1" if self.overridable else "")
@@ -113,19 +112,19 @@ class Graph:
         constants = {**_CONSTANTS, **rarely}
         model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
         if self.names != "":
-            for graph in bodies(model.graph):  # names that are new in one graph, and stand in the next again
+            for graph in bodies(model.graph):  # names unique in one graph but repeated in the next
                 for at, node in enumerate(graph.node):
                     node.name = self.names.format(at or "")
         return model
 
     def feeds(self, rng: np.random.Generator, truth: bool) -> dict[str, object]:
-        """Numbers from -1 to 1 for every input but a weight's."""
+        """Return numbers from -1 to 1 for every input except weights."""
         fed: dict[str, object] = {name: _numbers(rng) for name in ("x", "z")}
         held = {"held": [_numbers(rng)], "half": _numbers(rng).astype(np.float16)} if self.holding else {}
         return {**fed, "c": np.array(truth), **held}
 
     def bounds(self, eps: float) -> dict[str, float]:
-        """How far honest rounding to a type of that eps may move each output; inf where nothing is promised."""
+        """Bound the error of each output under rounding to a type of that eps; inf if unbounded."""
         start = dict.fromkeys(("x", "z"), (1.0, eps))
         found = spreads(self.steps, start, eps)
         return {name: found[name][1] for name in self.outputs}
@@ -179,11 +178,11 @@ def _rendered(statement: Statement) -> str:
             )
 
 
-# -- what rounding can do ------------------------------------------------------------------------------
+# -- rounding errors -----------------------------------------------------------------------------------
 
 
 def spreads(steps: Sequence[Statement], known: Mapping[str, Spread], eps: float) -> dict[str, Spread]:
-    """The spreads of all values of one graph, those of the outer ones included."""
+    """Return the spreads of all values in one graph, including outer ones."""
     found = dict(known)
     for statement in steps:
         found[statement.result] = _spread(statement, found, eps)
@@ -193,9 +192,9 @@ def spreads(steps: Sequence[Statement], known: Mapping[str, Spread], eps: float)
 def _spread(statement: Statement, known: Mapping[str, Spread], eps: float) -> Spread:
     match statement:
         case Step(_, template, reads, _):
-            given = [known[name] for name in reads]
-            size, off = template.spread(*given)
-            largest = max(1.0, size, *(s for s, _ in given))
+            operands = [known[name] for name in reads]
+            size, off = template.spread(*operands)
+            largest = max(1.0, size, *(s for s, _ in operands))
             off += template.roundings * eps * largest
             return (size, off) if largest + off < _FINITE else NOTHING_PROMISED
         case Branch(r, then, other):
@@ -220,14 +219,14 @@ def _spread(statement: Statement, known: Mapping[str, Spread], eps: float) -> Sp
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A graph of some ten statements, three levels deep at most."""
+    """Draw a graph of some ten statements, at most three levels deep."""
     opset = draw(st.integers(9, LATEST))
     usable = [t for t in (*TEMPLATES, *RARER) if t.since <= opset <= t.until]
     steps = draw(_statements(usable, ("x", "z"), "", 2, 8))
-    made = [s.result for s in steps]
-    outputs = {made[-1], *draw(st.sets(st.sampled_from(made), max_size=2))}
+    results = [s.result for s in steps]
+    outputs = {results[-1], *draw(st.sets(st.sampled_from(results), max_size=2))}
     names = draw(st.sampled_from(["", "n{}", "x_float16_cast{}"]))
-    ends = tuple(name for name in made if name in outputs)
+    ends = tuple(name for name in results if name in outputs)
     return Graph(opset, steps, ends, draw(st.booleans()), names, opset >= 11 and draw(st.booleans()))
 
 
@@ -263,13 +262,13 @@ def _body(
     draw: st.DrawFn, usable: Sequence[Template], known: tuple[str, ...], prefix: str, depth: int, empty: bool = True
 ) -> Body:
     if empty and draw(st.integers(0, 7)) == 0:
-        return Body((), f"{prefix}_k")  # a branch that is a constant and no node
+        return Body((), f"{prefix}_k")  # a branch with a constant but no nodes
     steps = draw(_statements(usable, known, prefix, depth, 3))
     return Body(steps, steps[-1].result)
 
 
 def _named(draw: st.DrawFn, at: int, seen: Sequence[str]) -> str:
-    """A plain name, or one that a converter would like to give to something else."""
+    """Draw a plain name, or one that a converter is likely to generate itself."""
     taken = [f"{name}_{dtype}" for name in (*seen[:2], "w0") for dtype in ("float16", "float32", "bfloat16")]
     free = [name for name in taken if name not in seen]
     return draw(st.sampled_from([f"v{at}", f"v{at}", f"v{at}", *free[:3]]))

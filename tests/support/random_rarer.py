@@ -1,6 +1,6 @@
-"""Templates of operators that random graphs would otherwise not have, and of odd corners of the format.
+"""Templates of rarer operators and odd corners of the format.
 
-Of their numbers nothing is promised; all else must hold for them as for the others.
+Their errors are unbounded; every other invariant must hold.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ RECURRENT = (
     (_ROWS + "{o}_c = RNN <hidden_size = 4> ({o}_i, rnn_w, rnn_w) {o} = Reshape ({o}_c, square)", 9),
 )
 HOLDING = (
-    # Sequences and optionals that cross the edges of bodies, and bodies over sequences.
+    # Sequences and optionals across the edges of bodies, and bodies over sequences.
     ("{o}_e = SequenceConstruct ({a}) {o}_s = Loop (trips, yes, {o}_e) <body = l_{o} (int64 {o}_1, bool {o}_2, "
      "seq(float[4,4]) {o}_3) => (bool {o}_4, seq(float[4,4]) {o}_5) {{ {o}_4 = Identity ({o}_2) "
      "{o}_6 = MatMul ({a}, w0) {o}_5 = SequenceInsert ({o}_3, {o}_6) }}> {o} = SequenceAt ({o}_s, second)", 13),
@@ -105,7 +105,7 @@ HOLDING = (
      "{o} = Sum ({o}_x, {o}_y, {o}_q)", 11),
 )  # fmt: skip
 TYPES = (
-    # What is not float32 in the model itself.
+    # Other types in the source model.
     ("{o}_h = Cast <to = 10> ({a}) {o}_m = MatMul ({o}_h, halved) {o} = Cast <to = 1> ({o}_m)", 9),
     ("{o}_q = QuantizeLinear ({a}, step) {o}_d = DequantizeLinear ({o}_q, step) {o} = Add ({o}_d, {b})", 10),
     ("{o}_q, {o}_s, {o}_p = DynamicQuantizeLinear ({a}) {o}_d = DequantizeLinear ({o}_q, {o}_s, {o}_p) "
@@ -126,7 +126,7 @@ OWN = (
     ("{o}, {o}_u = own.G <slope = 0.25> ({a})", 16),
     ("{o} = own.H ({a}, {b})", 16),
 )
-"""Functions with an attribute, a second result, a function inside, a body inside: `FUNCTIONS`."""
+"""Functions with an attribute, a second result, an inner function or a body: `FUNCTIONS`."""
 
 FUNCTIONS = """
 <domain: "own", opset_import: ["": {opset}, "own": 1]>
@@ -189,4 +189,4 @@ def _constants() -> dict[str, np.ndarray]:
 
 
 CONSTANTS = _constants()
-"""What only these templates read."""
+"""Constants of only these templates."""

@@ -1,4 +1,4 @@
-"""What random graphs are made of: nodes that make one 4 by 4 tensor from others, and what they do to an error."""
+"""Building blocks of random graphs: nodes that compute a 4 by 4 tensor from others, with bounds on their error."""
 
 import math
 from collections.abc import Callable
@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 LATEST = 26
 Spread = tuple[float, float]
-"""How large a value can be, and how far it can be off. `inf` where nothing is promised."""
+"""The largest magnitude and the largest error of a value; `inf` if unbounded."""
 NOTHING_PROMISED = (math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Nodes that make `{o}` from `{a}`, `{b}` and a weight `{w}`, at opsets `since` to `until`.
+    """Nodes that compute `{o}` from `{a}`, `{b}` and a weight `{w}`, at opsets `since` to `until`.
 
-    `spread` has the spreads of the operands and gives that of the result, but for the rounding of the
-    `roundings` results on the way.
+    `spread` maps the operands' spreads to the result's, without the errors of rounding its `roundings` results.
     """
 
     text: str
@@ -31,7 +30,7 @@ class Template:
 
 
 def steady(slope: float = 1, top: Callable[[float], float] = lambda m: m) -> Callable[[Spread], Spread]:
-    """For a function whose slope and value are bounded."""
+    """Return the spread of a function with bounded slope and value."""
     return lambda a: (top(a[0]), slope * a[1])
 
 
@@ -101,7 +100,7 @@ _COPIES = (
     Template("{o}_s = Optional ({a}) {o} = OptionalGetElement ({o}_s)", steady(), since=15),
 )
 _PRODUCTS = (
-    # Weights are 0.25 at most, and 4 of them meet: no product is larger than its operand.
+    # Sums of 4 products with weights of at most 0.25 are never larger than their operand.
     Template("{o} = MatMul ({a}, {w})", steady(), roundings=3),
     Template("{o} = Gemm <transB = 1> ({a}, {w}, bias)", steady(1, _more), roundings=3),
     Template(

@@ -1,4 +1,4 @@
-"""Small repositories of models, as exporters write them."""
+"""Small model repositories as exporters write them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ SIZE = 128  # rows and columns of a weight: 64 KiB, which stays in its file
 
 
 def net(path: Path, *, seed: int = 0, names: Sequence[str] = ("x", "y"), data: str = "") -> Path:
-    """Write y = relu(x w) v; with `data`, the weights are in that file beside it, where any other net may read them."""
+    """Write y = relu(x w) v; with `data`, its weights go to that file beside it, which other nets may share."""
     x, y = names
     draw = np.random.default_rng(seed)
     weights = {name: draw.standard_normal((SIZE, SIZE), np.float32) / SIZE for name in ("w", "v")}
@@ -37,7 +37,7 @@ def net(path: Path, *, seed: int = 0, names: Sequence[str] = ("x", "y"), data: s
 
 
 def repository(folder: Path) -> Path:
-    """Write a repository: two models beside config and tokenizer, one in a folder below."""
+    """Write a repository of three models, two of them in a subfolder, with a config and a tokenizer file."""
     net(folder / "model.onnx")
     net(folder / "decoder" / "model.onnx", seed=1, names=("past_key_values.0.key", "present.0.key"))
     net(folder / "decoder" / "plain.onnx", seed=2)
@@ -47,7 +47,7 @@ def repository(folder: Path) -> Path:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder, by path."""
+    """Return the content of all files below a folder by path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }

@@ -8,13 +8,13 @@ from amp_rewrite.files.protos import all_graphs, all_nodes, clone
 
 
 def retyped(model: ModelProto, code: int, *, clipped: bool = False) -> ModelProto:
-    """The model with every float32 tensor, declaration and stated type of another floating type.
+    """Copy a model and change every float32 tensor, declaration and type attribute to another floating type.
 
     With `clipped`, constants beyond the type's range become its largest number, as in the export of a half model.
     """
     out = clone(model)
     nodes = list(all_nodes(out.graph.node))
-    # The schema has the scales of Resize in float32 only.
+    # The schema of Resize allows scales only in float32.
     scales = {node.input[2] for node in nodes if node.op_type == "Resize" and len(node.input) > 2}
     for graph in all_graphs(out.graph):
         for formal in (*graph.input, *graph.output, *graph.value_info):

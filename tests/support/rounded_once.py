@@ -1,4 +1,4 @@
-"""The emulation without what kernels round inside: each low op computes in float32 and rounds its result alone."""
+"""Emulation without roundings inside kernels: each low op computes in float32 and only rounds its result."""
 
 from typing import Any
 from unittest.mock import patch
@@ -8,6 +8,6 @@ from amp_rewrite.rewrite import emulate as emulation
 
 
 def rounded_once(model: ModelSource, **options: Any) -> Model:
-    """The twin of a device with no such kernels."""
+    """Emulate a model on a device whose kernels do not round inside."""
     with patch.object(emulation, "CUDA", {}):
         return emulation.emulate(model, **options)

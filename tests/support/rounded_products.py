@@ -1,7 +1,7 @@
-"""Reference conversions for comparison: round the operands of products alone, or operands and results.
+"""Reference conversions for comparison: round only the operands of products, or operands and results.
 
-The first is the least that a mixed-precision conversion changes, the second is what PyTorch's autocast computes for
-matrix products and convolutions. Both stay float32 models: a Cast to the low type and a Cast back round a value.
+Every mixed-precision conversion changes at least the former; the latter matches PyTorch's autocast for matrix products
+and convolutions. Both stay float32 models: a Cast to the low type and a Cast back round a value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ OPERANDS: Mapping[str, int] = {
     "MatMul": 2,
     "RNN": 3,
 }
-"""Products, convolutions and recurrent cells, with the number of leading inputs that are multiplied."""
+"""Products, convolutions and recurrent cells, with the number of leading inputs to multiply."""
 
 
 def rounded_products(model: ModelProto, to: DType, *, results: bool, draw: int | None = None) -> ModelProto:
-    """Return a copy of a model whose products read operands rounded to `to`; with `results` their results, too.
+    """Copy a model and round the operands of its products to `to`; with `results` also their results.
 
-    Functions are inlined; products in bodies of If, Loop and Scan count. With a `draw`, a seed, values get other
-    errors in place of those of rounding, each within what rounding to nearest may do.
+    Functions are inlined; products in bodies of If, Loop and Scan count. With a `draw`, a seed, values get random
+    errors instead of rounding, each within the bound of rounding to nearest.
     """
     copy = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
     rounding = _Rounding(to, results) if draw is None else _Drawing(to, results, draw)
@@ -45,7 +45,7 @@ class _Rounding:
         self.to, self.results, self.number = to, results, count()
 
     def graph(self, graph: GraphProto, outer: Mapping[str, int]) -> None:
-        """Round around the products of a graph; `outer`: element types of the values around it, by name."""
+        """Round around the products of a graph; `outer`: element types of outer values by name."""
         types = {**outer, **{t.name: t.data_type for t in graph.initializer}}
         types.update((v.name, v.type.tensor_type.elem_type) for v in (*graph.input, *graph.value_info, *graph.output))
         nodes: list[NodeProto] = []
@@ -77,9 +77,9 @@ class _Rounding:
 
 
 class _Drawing(_Rounding):
-    """Errors of the size of rounding that look random, by the sine of a multiple of the value: no runtime lacks it.
+    """Pseudorandom errors of the size of rounding, by the sine of a multiple of the value, which every runtime has.
 
-    A model that these change much was right by chance, if it was right.
+    If they change a model much, its results are right only by chance.
     """
 
     def __init__(self, to: DType, results: bool, draw: int) -> None:
@@ -102,7 +102,7 @@ class _Drawing(_Rounding):
 def relative_error(exact: Sequence[object], results: Sequence[object]) -> float:
     """Return the largest error of all outputs, relative to the largest magnitude of each.
 
-    Infinite if an integer or bool differs, and where only one of two numbers is finite.
+    Infinite if an integer or bool differs, or if only one of two numbers is finite.
     """
     worst = 0.0
     for a, b in zip(map(np.asarray, exact), map(np.asarray, results), strict=True):

@@ -1,4 +1,4 @@
-"""Small models with residual streams beyond float16, spelled as runtimes and exporters spell them; all seeded."""
+"""Small seeded models with residual streams beyond float16, in the spellings of runtimes and exporters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,8 +12,8 @@ Array = NDArray[Any]
 WIDTH, HEADS, TOKENS, WORDS, LARGE = 64, 4, 6, 40, 2.0e5
 
 
-class Drafting:
-    """Nodes and constants of a model in the making."""
+class Draft:
+    """Nodes and constants of an unfinished model."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -22,7 +22,7 @@ class Drafting:
         self.large = 0.0
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """The result of a new op, or its results."""
+        """Add an op and return its result or results."""
         domain, _, op_type = kind.rpartition("::")
         names = [f"{op_type.lower()}_{len(self.nodes)}_{i}" for i in range(outputs)]
         self.nodes.append(helper.make_node(op_type, inputs, names, names[0], domain=domain, **attributes))
@@ -45,8 +45,8 @@ class Drafting:
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
             for n, a in inputs.items()
         ]
-        given = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n, shape in outputs.items()]
-        graph = helper.make_graph(self.nodes, "g", fed, given, self.tensors)
+        results = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n, shape in outputs.items()]
+        graph = helper.make_graph(self.nodes, "g", fed, results, self.tensors)
         imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
@@ -59,13 +59,13 @@ class Drafting:
         return str(self.op("Mul", self.op("Mul", x, self.op("Reciprocal", root)), self.constant(self.gain())))
 
     def gain(self) -> Array:
-        """The gain of a norm: behind two `large` channels it makes up for them, as training does."""
+        """Return the gain of a norm, which compensates two `large` channels as training does."""
         gain = np.full(WIDTH, max(1.0, self.large / np.sqrt(WIDTH / 2)))
         gain[[3, 5]] = 0.0 if self.large else 1.0
         return gain
 
     def outliers(self) -> Array:
-        """A bias that makes two channels large."""
+        """Return a bias that makes two channels large."""
         self.large = LARGE
         return np.where(np.isin(np.arange(WIDTH), (3, 5)), LARGE * np.where(np.arange(WIDTH) == 3, 1, -1), 0.0)
 
@@ -91,7 +91,7 @@ class Drafting:
 Planted = tuple[ModelProto, Mapping[str, Array]]
 
 
-def _table(d: Drafting, scale: float = 1.0) -> Array:
+def _table(d: Draft, scale: float = 1.0) -> Array:
     d.large = LARGE
     table = d.rng.standard_normal((WORDS, WIDTH)).astype(np.float32)
     table[:, 3], table[:, 5] = LARGE / scale, -LARGE / scale
@@ -99,8 +99,8 @@ def _table(d: Drafting, scale: float = 1.0) -> Array:
 
 
 def cached_decoder() -> Planted:
-    """A decoder of onnxruntime-genai: grouped queries, norms with their sums, caches, one table for words and head."""
-    d = Drafting(1)
+    """A decoder of onnxruntime-genai: grouped queries, norms with sums, caches, embedding tied to the head."""
+    d = Draft(1)
     table = d.constant(_table(d))
     x = d.op("Gather", table, "ids")
     width = WIDTH // HEADS
@@ -109,7 +109,7 @@ def cached_decoder() -> Planted:
         "lengths": np.array([3], np.int32),
         "total": np.array(4, np.int32),
     }
-    given: dict[str, tuple[int, ...]] = {"logits": (1, 1, WORDS)}
+    results: dict[str, tuple[int, ...]] = {"logits": (1, 1, WORDS)}
     norm, gain = "com.microsoft::SkipSimplifiedLayerNormalization", d.constant(d.gain())
     stream, read = x, d.rms(x)
     tables = [d.constant(f(d.rng.uniform(0, 3, (8, width // 2)))) for f in (np.cos, np.sin)]
@@ -123,16 +123,16 @@ def cached_decoder() -> Planted:
         )  # fmt: skip
         for kind, cache in zip("kv", caches, strict=True):
             d.nodes.append(helper.make_node("Identity", [cache], [f"present_{kind}_{layer}"]))
-            given[f"present_{kind}_{layer}"] = (1, 2, 4, width)
+            results[f"present_{kind}_{layer}"] = (1, 2, 4, width)
         read, _, _, stream = d.op(norm, stream, d.linear(mixed), gain, outputs=4, epsilon=1e-6)
         read, _, _, stream = d.op(norm, stream, d.gated(read), gain, outputs=4, epsilon=1e-6)
     d.nodes.append(helper.make_node("MatMul", [read, d.op("Transpose", table, perm=[1, 0])], ["logits"]))
-    return d.model(feeds, given, 21), feeds
+    return d.model(feeds, results, 21), feeds
 
 
 def experts() -> Planted:
-    """A decoder with a mixture of experts in one op, whose second matrices make large numbers, as gpt-oss has them."""
-    d = Drafting(2)
+    """A decoder with a mixture of experts in one op; as in gpt-oss, the second matrices produce large numbers."""
+    d = Draft(2)
     x = "x"
     for layer in range(2):
         x = d.op("Add", x, d.linear(d.attention(d.rms(x))))
@@ -150,14 +150,14 @@ def experts() -> Planted:
 
 
 def scaled_embeddings() -> Planted:
-    """Gemma's spelling: embeddings times √d, four norms a block, capped logits, one table for words and head."""
-    d = Drafting(3)
+    """Gemma's spelling: embeddings times √d, four norms per block, capped logits, embedding tied to the head."""
+    d = Draft(3)
     table = d.constant(_table(d, 8.0))
     x = d.op("Mul", d.op("Gather", table, "ids"), d.constant(8.0))
     for _ in range(2):
         for part in (lambda n: d.linear(d.attention(n)), d.gated):
             y = part(d.rms(x))
-            d.large, large = 0.0, d.large  # the second norm reads no outliers
+            d.large, large = 0.0, d.large  # the second norm has no outliers
             x, d.large = d.op("Add", x, d.rms(y)), large
     logits = d.op("MatMul", d.rms(x), d.op("Transpose", table, perm=[1, 0]))
     capped = d.op("Tanh", d.op("Div", logits, d.constant(30.0)))
@@ -167,8 +167,8 @@ def scaled_embeddings() -> Planted:
 
 
 def vision_tower() -> Planted:
-    """A vision tower: patches, gated layers of large results, two-step merging, GELU."""
-    d = Drafting(4)
+    """A vision tower: patches, gated layers with large results, two-step merging, GELU."""
+    d = Draft(4)
     x = d.op("Conv", "image", d.constant(d.weights(WIDTH, 3, 4, 4, fan_in=48)), strides=[4, 4])
     x = d.op("Transpose", d.op("Reshape", x, d.constant(np.array([0, WIDTH, -1]))), perm=[0, 2, 1])
     for layer in range(3):
@@ -184,8 +184,8 @@ def vision_tower() -> Planted:
 
 
 def detector() -> Planted:
-    """A detector: convolutions with large results, a batch norm, and attention of queries, normed after each sum."""
-    d = Drafting(5)
+    """A detector: convolutions with large results, a batch norm, and query attention with a norm after each sum."""
+    d = Draft(5)
     x = d.op(
         "Relu", d.op("Conv", "image", d.constant(LARGE / 2 * d.weights(WIDTH, 3, 4, 4, fan_in=48)), strides=[4, 4])
     )
@@ -204,8 +204,8 @@ def detector() -> Planted:
 
 
 def image_decoder() -> Planted:
-    """An image decoder: group norms, SiLU, upsampling, a middle of large numbers, pixels clipped to [0, 1]."""
-    d = Drafting(6)
+    """An image decoder: group norms, SiLU, upsampling, large numbers in the middle, pixels clipped to [0, 1]."""
+    d = Draft(6)
 
     def conv(x: str, out: int, by: float = 1.0, into: int = 16) -> str:
         kernel = d.constant(by * d.weights(out, into, 3, 3, fan_in=9 * into))

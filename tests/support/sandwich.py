@@ -1,4 +1,4 @@
-"""Any operator between two matrix products, so that paint from both sides reaches it."""
+"""Operators between two matrix products, so that colors propagate to them from both sides."""
 
 from functools import cache
 from typing import Any
@@ -14,11 +14,11 @@ LATEST = 26
 
 @cache
 def sandwiches() -> dict[str, ModelProto]:
-    """For each operator that onnx's own node tests show on float tensors: the last of its tests, in a sandwich.
+    """Sandwich the last of onnx's own node tests of each operator on float tensors.
 
-    The first float input of the test is made from a product of the graph input x, the other inputs are the
-    test's own, as initializers; each float result goes into a product again, and other results are outputs. Tests of
-    more than one node, of sequences and optionals, and without any float input, are left out.
+    The first float input of the test is computed by a product of the graph input x; the other inputs are initializers
+    with the test's values. Each float result is read by another product; other results are outputs. Tests with more
+    than one node, with sequences or optionals, or without a float input are left out.
     """
     import warnings
 
@@ -32,8 +32,8 @@ def sandwiches() -> dict[str, ModelProto]:
                 continue
             (node, *more), imports = case.model.graph.node, {o.domain: o.version for o in case.model.opset_import}
             if not more and imports.keys() == {""}:
-                made = _sandwich(case.model, *case.data_sets[0])
-                found |= {node.op_type: made} if made is not None and _opens(made) else {}
+                model = _sandwich(case.model, *case.data_sets[0])
+                found |= {node.op_type: model} if model is not None and _opens(model) else {}
     return found
 
 
@@ -63,7 +63,7 @@ def _sandwich(model: ModelProto, given: Any, expected: Any) -> ModelProto | None
     inputs = [helper.make_tensor_value_info("sw_x", TensorProto.FLOAT, [4, 4])]
     tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     out = clone(model)
-    if out.opset_import[0].version > LATEST:  # an older version of the operator may know the test, too
+    if out.opset_import[0].version > LATEST:  # an older version of the operator may support the test
         out.opset_import[0].version = LATEST
         out.ir_version = helper.find_min_ir_version_for(out.opset_import)
     out.graph.CopyFrom(helper.make_graph([*before, *graph.node, *after], "sandwich", inputs, outputs, tensors))
@@ -79,7 +79,7 @@ def _opens(model: ModelProto) -> bool:
 
 
 def _single(given: object) -> np.ndarray:
-    """The array, of float32 where the test has doubles."""
+    """Return the array, with doubles as float32."""
     array = numpy_helper.to_array(given) if isinstance(given, TensorProto) else np.asarray(given)
     return array.astype(np.float32) if array.dtype == np.float64 else array
 

@@ -1,4 +1,4 @@
-"""Models with values shifted by random exponents, and the bits that onnxruntime computes of a model."""
+"""Models with values shifted by random exponents, and the exact bits of a model's outputs."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ EXPONENTS = (0, 0, 1, 2, 3, 6, -2)
 
 
 def bits(model: ModelProto, feed: Mapping[str, Any]) -> list[bytes]:
-    """The outputs on one thread, without optimizations, as bytes; NaN has one form."""
+    """Return the outputs as bytes, computed on one thread without optimizations; all NaNs become equal."""
     runner = Runner.open(Model.load(model), SessionOptions(optimized=False, threads=1, spinning=False))
     return [_bytes(value) for value in runner.run(feed).values()]
 
@@ -36,7 +36,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def shifted_at_random(view: View, seed: int) -> Shift:
-    """The view with each class of values shifted by a random exponent."""
+    """Shift each class of values by a random exponent."""
     rng = random.Random(seed)
     equations = Equations.of(view)
     exponents = {
@@ -49,7 +49,7 @@ def shifted_at_random(view: View, seed: int) -> Shift:
 
 
 def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
-    """The view with the classes of values of these names shifted, and those that follow from them."""
+    """Shift the classes of the named values and the classes that depend on them."""
     equations = Equations.of(view)
     roots = {equations.classes[v.id]: exponents[v.name] for v in view.values if v.name in exponents}
     solved = solve_classes(equations, roots)
@@ -58,22 +58,22 @@ def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
 
 
 def sandwiched(model: ModelProto) -> ModelProto:
-    """The model with a Mul by one before each float32 input and after each float32 output, which take any shift."""
+    """Add a Mul by one after each float32 input and before each float32 output, to absorb any shift."""
     out = clone(model)
-    graph, ahead, behind = out.graph, [], []
+    graph, first, last = out.graph, [], []
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "sandwich_one"))
-    held = {tensor.name for tensor in graph.initializer}
+    constants = {tensor.name for tensor in graph.initializer}
     for formal in graph.input:
-        if formal.name not in held and formal.type.tensor_type.elem_type == TensorProto.FLOAT:
+        if formal.name not in constants and formal.type.tensor_type.elem_type == TensorProto.FLOAT:
             inner = f"{formal.name}_inner"
-            ahead.append(helper.make_node("Mul", [formal.name, "sandwich_one"], [inner]))
+            first.append(helper.make_node("Mul", [formal.name, "sandwich_one"], [inner]))
             _renamed(graph.node, formal.name, inner, "input")
     for formal in graph.output:
         if formal.type.tensor_type.elem_type == TensorProto.FLOAT:
             inner = f"{formal.name}_inner"
             _renamed(graph.node, formal.name, inner, "output")
-            behind.append(helper.make_node("Mul", [inner, "sandwich_one"], [formal.name]))
-    nodes = [*ahead, *graph.node, *behind]
+            last.append(helper.make_node("Mul", [inner, "sandwich_one"], [formal.name]))
+    nodes = [*first, *graph.node, *last]
     del graph.node[:]
     graph.node.extend(nodes)
     return out

@@ -1,7 +1,7 @@
-"""The CUDA stub for tests: builds it once, and asks where onnxruntime would place a model's nodes.
+"""Build the CUDA stub once, and query where onnxruntime would place a model's nodes.
 
-The libraries live in `.cuda_stub/KEY/` at the root of the repository; KEY changes with the sources and with
-onnxruntime, so that a stale build is never used. See `cuda_stub/build.sh` for what the stub can and cannot tell.
+The libraries are in `.cuda_stub/KEY/` at the root of the repository; KEY changes with the sources and with
+onnxruntime, so that a stale build is never used. `cuda_stub/build.sh` describes the limits of the stub.
 """
 
 import functools
@@ -28,9 +28,9 @@ TOOLS = ("sh", "gcc", "g++", "nm", "strings", "awk")
 
 @functools.cache
 def folder() -> tuple[Path | None, str]:
-    """(the folder with the stub libraries, "") or (None, why there are none)."""
+    """Return the folder of the stub libraries, or None with the reason."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return None, f"the CUDA stub needs {', '.join(missing)} to be built"
+        return None, f"building the CUDA stub needs {', '.join(missing)}"
     provider = cuda_provider()
     if provider is None:
         return None, "onnxruntime-gpu is not installed: no CUDA provider to stub for"
@@ -46,7 +46,7 @@ def folder() -> tuple[Path | None, str]:
 
 
 def placements(models: Sequence[Path], *, level: str = "all") -> list[dict[str, Any]]:
-    """What `cuda_stub/placement.py` says of each model; a crash of the runtime is that model's "error"."""
+    """Return the rows of `cuda_stub/placement.py`; a crash of the runtime is that model's "error"."""
     libraries, reason = folder()
     if libraries is None:
         raise RuntimeError(reason)
@@ -55,27 +55,27 @@ def placements(models: Sequence[Path], *, level: str = "all") -> list[dict[str, 
         rest = [str(model) for model in models[len(rows) :]]
         command = [sys.executable, str(SOURCES / "placement.py"), "--level", level, *rest]
         done = subprocess.run(command, env=environment(libraries), capture_output=True, text=True, timeout=300)
-        told = [json.loads(line) for line in done.stdout.splitlines()]
-        rows += told
-        if len(told) < len(rest):
+        answered = [json.loads(line) for line in done.stdout.splitlines()]
+        rows += answered
+        if len(answered) < len(rest):
             rows.append({"error": f"exit {done.returncode}: {done.stderr[-600:]}"})
     return rows
 
 
 def environment(libraries: Path) -> dict[str, str]:
-    """The environment of a process that finds the stub libraries, and the tests."""
+    """Return the environment of a process that finds the stub libraries and the tests."""
     path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
     return {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
 
 
 def on_cuda(libraries: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python where a CUDA provider opens."""
+    """Run a Python program with the stub's CUDA provider."""
     command = [sys.executable, "-c", program, *words]
     return subprocess.run(command, env=environment(libraries), capture_output=True, text=True, timeout=300)
 
 
 def cuda_provider() -> Path | None:
-    """The provider library of the installed onnxruntime; None where it is a build without CUDA."""
+    """Return the CUDA provider's library in the installed onnxruntime; None in a build without CUDA."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return None
@@ -84,7 +84,7 @@ def cuda_provider() -> Path | None:
 
 
 def include_folders() -> Iterator[Path]:
-    """Where CUDA headers may lie: $CUDA_INCLUDE, the system, then pip's nvidia packages."""
+    """Yield candidate folders of CUDA headers: $CUDA_INCLUDE, the system, then pip's nvidia packages."""
     if chosen := os.environ.get("CUDA_INCLUDE"):
         yield Path(chosen)
     yield from sorted(Path("/usr/local").glob("cuda*/include"), reverse=True)
@@ -101,7 +101,7 @@ def has_cuda_13(include: Path) -> bool:
 
 
 def key(provider: Path) -> str:
-    """Names a build: the sources, the runtime's version and the provider's size."""
+    """Return the key of a build: sources, the runtime's version and the provider's size."""
     digest = hashlib.sha256()
     for source in [*sorted(SOURCES.glob("*.c*")), SOURCES / "build.sh"]:
         digest.update(source.read_bytes())
@@ -111,7 +111,7 @@ def key(provider: Path) -> str:
 
 
 def build(include: Path, target: Path) -> str:
-    """Builds into `target` and returns "", else the end of what the compiler said. Safe beside another build."""
+    """Build into `target` and return "" or the end of the compiler's output. Concurrent builds are safe."""
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         fresh = Path(scratch) / "built"

@@ -1,4 +1,4 @@
-"""Models with weights of a chosen size, and external data laid out by hand."""
+"""Models with weights of a chosen size, and external data in odd layouts."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def model() -> ModelProto:
-    """Heavy tensors in every kind of place, light ones beside them, and what is easily lost."""
+    """Build a model with heavy and light tensors in every kind of place, and with details that are easily lost."""
     out: ModelProto = parser.parse_model(TEXT)
     shape = numpy_helper.from_array(np.array([2, -1]), "shape")
     heavy = numpy_helper.from_array(values(65, 64), "heavy")
@@ -64,7 +64,7 @@ def constant(node: onnx.NodeProto, value: np.ndarray) -> None:
 
 
 def one(tensor: TensorProto) -> ModelProto:
-    """A model whose only initializer is `w`."""
+    """Build a model with `tensor` as its only initializer."""
     out: ModelProto = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Identity (x) }'
     )
@@ -73,7 +73,7 @@ def one(tensor: TensorProto) -> ModelProto:
 
 
 def external(tensor: TensorProto, location: str, **entries: object) -> None:
-    """Say that the tensor's bytes lie in a file."""
+    """Declare the tensor's bytes external."""
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in {"location": location, **entries}.items():
@@ -81,7 +81,7 @@ def external(tensor: TensorProto, location: str, **entries: object) -> None:
 
 
 def scatter(proto: ModelProto, path: Path) -> None:
-    """Save a model whose tensors lie in two files, at odd offsets, some without offset or length."""
+    """Save a model with tensors in several files, at odd offsets, one without offset and length."""
     files = {name: bytearray(b"head") for name in ("a.bin", "sub/b.bin")}
     for index, tensor in enumerate(wire.tensors(proto)):
         if not tensor.HasField("raw_data"):
@@ -100,7 +100,7 @@ def scatter(proto: ModelProto, path: Path) -> None:
 
 
 def plain(proto: ModelProto) -> ModelProto:
-    """The same model, with no word on whether its tensors lay outside, and float32 in raw form."""
+    """Copy a model without the locations of its tensors, and with float32 in raw form."""
     out = clone(proto)
     for tensor in wire.tensors(out):
         tensor.ClearField("data_location")

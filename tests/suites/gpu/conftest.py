@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran
+from support.commands import output_of
 from support.paths import ROOT
 
 if str(ROOT) not in sys.path:
@@ -16,7 +16,7 @@ RUN = str(ROOT / "benchmarks" / "run.py")
 SMALL = "dense_tiny"
 
 
-benchmark = partial(ran, sys.executable, RUN)
+benchmark = partial(output_of, sys.executable, RUN)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.commands import ran, run
+from support.commands import output_of, run
 from support.paths import ROOT
 
 pytest.importorskip("check_jsonschema", reason="needs check-jsonschema; make integrations sets it up")
@@ -75,21 +75,21 @@ def test_actionlint_finds_nothing_in_the_workflow_of_the_page(tmp_path: Path) ->
 
 
 def test_pre_commit_runs_the_hook_in_another_repository(tmp_path: Path) -> None:
-    ran(sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
+    output_of(sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
     tool, user = tmp_path / "tool", tmp_path / "user"
-    ran("git", "clone", "--quiet", ROOT, tool)
+    output_of("git", "clone", "--quiet", ROOT, tool)
     # The package that is installed here: `make wheel` installs one anew.
     manifest = tool / ".pre-commit-hooks.yaml"
     manifest.write_text(manifest.read_text("utf-8").replace("language: python", "language: system"), "utf-8")
-    ran("git", *AUTHOR, "commit", "--all", "--quiet", "--message", "hook", cwd=tool)
-    commit = ran("git", "rev-parse", "HEAD", cwd=tool).strip()
+    output_of("git", *AUTHOR, "commit", "--all", "--quiet", "--message", "hook", cwd=tool)
+    commit = output_of("git", "rev-parse", "HEAD", cwd=tool).strip()
     user.mkdir()
     shutil.copy(MODEL, user / "net.onnx")
     config = shown("repos").replace("/path/to/amp-rewrite", str(tool)).replace("COMMIT", commit)
     (user / ".pre-commit-config.yaml").write_text(config.replace("compute >= 90%", "float32 >= 90%"), "utf-8")
-    ran(sys.executable, "-m", "pre_commit", "validate-config", user / ".pre-commit-config.yaml")
-    ran("git", "init", "--quiet", cwd=user)
-    ran("git", "add", ".", cwd=user)
+    output_of(sys.executable, "-m", "pre_commit", "validate-config", user / ".pre-commit-config.yaml")
+    output_of("git", "init", "--quiet", cwd=user)
+    output_of("git", "add", ".", cwd=user)
     hook = (
         "env",
         f"PATH={Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -98,15 +98,15 @@ def test_pre_commit_runs_the_hook_in_another_repository(tmp_path: Path) -> None:
         "-m",
         "pre_commit",
     )
-    assert "Passed" in ran(*hook, "run", "--all-files", cwd=user)
-    ran("git", *AUTHOR, "commit", "--quiet", "--message", "net", cwd=user)
-    ran(sys.executable, "-m", "amp_rewrite", "net.onnx", "-o", "half.onnx", cwd=user)
+    assert "Passed" in output_of(*hook, "run", "--all-files", cwd=user)
+    output_of("git", *AUTHOR, "commit", "--quiet", "--message", "net", cwd=user)
+    output_of(sys.executable, "-m", "amp_rewrite", "net.onnx", "-o", "half.onnx", cwd=user)
     (user / "half.onnx").replace(user / "net.onnx")
-    ran("git", "add", ".", cwd=user)
+    output_of("git", "add", ".", cwd=user)
     failed = run(*hook, "run", "--all-files", cwd=user)
     assert failed.returncode == 1
     assert "failed  float32 >= 90%" in failed.stdout
     accept = ("gate", "--accept", "--expect", "float32 >= 90%", "net.onnx")
-    ran(sys.executable, "-m", "amp_rewrite", *accept, cwd=user)
-    ran("git", "add", ".", cwd=user)
-    assert "Passed" in ran(*hook, "run", "--all-files", cwd=user)
+    output_of(sys.executable, "-m", "amp_rewrite", *accept, cwd=user)
+    output_of("git", "add", ".", cwd=user)
+    assert "Passed" in output_of(*hook, "run", "--all-files", cwd=user)

@@ -74,7 +74,7 @@ def test_an_unplanned_type_is_objected_to() -> None:
     view = View.of(Model.load(before))
     assert objections.of_types(view, Plan(DType.FLOAT16), before) == []
     assert objections.of_types(view, Plan(DType.FLOAT16), after) == ["'a' is float16, planned ['1']"]
-    assert objections.of_types(view, Plan(DType.FLOAT16), model("y = Exp (x)")) == ["'a' has no type any more"]
+    assert objections.of_types(view, Plan(DType.FLOAT16), model("y = Exp (x)")) == ["'a' lost its type"]
 
 
 @pytest.mark.parametrize(

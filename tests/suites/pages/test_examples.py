@@ -6,7 +6,7 @@ import sys
 import onnx
 import pytest
 
-from support.commands import ran, run
+from support.commands import output_of, run
 from support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -33,7 +33,7 @@ def test_a_demo_model_is_small_valid_float32_and_does_not_name_its_build_machine
 
 def test_the_demo_prints_the_rows_of_the_readme_and_the_accuracy_of_all_versions() -> None:
     """A tool that is not installed has a dash."""
-    printed = ran(sys.executable, EXAMPLES / "demo.py", "llama_outlier", cwd=ROOT)
+    printed = output_of(sys.executable, EXAMPLES / "demo.py", "llama_outlier", cwd=ROOT)
     shown = cells((ROOT / "README.md").read_text("utf-8"))
     of_readme, of_demo = (next(row for row in rows if row[0].startswith("Llama")) for rows in (shown, cells(printed)))
     assert all(cell in (expected, "–") for cell, expected in zip(of_demo, of_readme, strict=True))
@@ -50,7 +50,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_the_story_of_a_repair_ends_in_a_passing_model() -> None:
-    told = ran(sys.executable, EXAMPLES / "repair.py", "offset_norm", cwd=ROOT)
+    told = output_of(sys.executable, EXAMPLES / "repair.py", "offset_norm", cwd=ROOT)
     commands = re.findall(r"(?m)^\$ amp-rewrite (.*)$", told)
     assert len(commands) == 7
     before, located, repaired, after = (told.split(f"$ amp-rewrite {commands[i]}\n")[1] for i in (1, 3, 4, 5))
@@ -79,4 +79,4 @@ def test_the_examples_of_torch_and_hugging_face_run() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: make extras")
     code = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')"
     paths = (EXAMPLES / "torch_export.py", EXAMPLES / "huggingface_export.py")
-    assert ran(sys.executable, "-c", code, *paths, cwd=ROOT, HF_HUB_OFFLINE="1").count("\nok: ") == 2
+    assert output_of(sys.executable, "-c", code, *paths, cwd=ROOT, HF_HUB_OFFLINE="1").count("\nok: ") == 2

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from support.commands import ran
+from support.commands import output_of
 from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ STEPS = 20
 
 
 def printed(name: str, *options: str | Path) -> str:
-    return ran(sys.executable, EXAMPLES / name, *options)
+    return output_of(sys.executable, EXAMPLES / name, *options)
 
 
 @pytest.fixture

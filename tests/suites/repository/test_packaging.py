@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran
+from support.commands import output_of
 from support.paths import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -19,7 +19,7 @@ WHERE = ("-c", "import pathlib, amp_rewrite; print(pathlib.Path(amp_rewrite.__fi
 LISTS = ("-m", "amp_rewrite", "explain", "MatMul")
 
 
-run = partial(ran, PYTHONPATH="")
+run = partial(output_of, PYTHONPATH="")
 
 
 @pytest.fixture(scope="module")

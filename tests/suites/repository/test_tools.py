@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from support.commands import ran, run
+from support.commands import output_of, run
 from support.corpus import text_model
 from support.paths import ROOT, imported
 
@@ -17,7 +17,7 @@ def dumped(folder: Path, text: str, model: onnx.ModelProto) -> Path:
     (folder / text).mkdir()
     onnx.save(model, folder / text / "model.onnx")
     path = folder / f"{text}.json.xz"
-    ran(*TOOL, "dump", path, "--group", "--also", f"mine={folder / text}", "--jobs", 1)
+    output_of(*TOOL, "dump", path, "--group", "--also", f"mine={folder / text}", "--jobs", 1)
     return path
 
 

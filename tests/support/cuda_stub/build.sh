@@ -1,13 +1,13 @@
 #!/bin/sh
-# Builds stand-ins for the CUDA libraries that onnxruntime-gpu links: device memory is host memory, a kernel launch
-# does nothing. With them the real CUDA provider loads on a machine without a GPU, and its own kernel registry,
-# partitioner and optimizers say where each node of a model would run. Nothing is computed: no output and no time
-# that comes out of such a session means anything.
+# Builds stubs of the CUDA libraries that onnxruntime-gpu links: device memory is host memory, a kernel launch does
+# nothing. With them the real CUDA provider loads on a machine without a GPU, and its own kernel registry, partitioner
+# and optimizers determine where each node of a model would run. Nothing is computed, so the outputs and timings of
+# such a session are meaningless.
 #
 # usage: build.sh PYTHON INCLUDE OUT
-#   PYTHON   an interpreter that has onnxruntime-gpu (a CUDA 13 build)
+#   PYTHON   an interpreter with onnxruntime-gpu (a CUDA 13 build)
 #   INCLUDE  the folder with CUDA 13's cuda_runtime_api.h and crt/
-#   OUT      where the libraries go
+#   OUT      the folder for the libraries
 set -eu
 PYTHON=$1 INCLUDE=$2 OUT=$3
 SRC=$(cd "$(dirname "$0")" && pwd)
@@ -17,10 +17,10 @@ print(pathlib.Path(importlib.util.find_spec("onnxruntime").origin).parent / "cap
 mkdir -p "$OUT"
 cd "$OUT"
 
-# What the providers want from a library, one symbol per line.
+# The providers' undefined symbols, one per line.
 nm -D --undefined-only "$CAPI/libonnxruntime_providers_cuda.so" "$CAPI/libonnxruntime_providers_tensorrt.so" \
-  | awk '{print $2}' | sort -u > wanted
-wanted_from() { sed -n "s/@*@$1\$//p" wanted | sort -u; }
+  | awk '{print $2}' | sort -u > undefined
+undefined_in() { sed -n "s/@*@$1\$//p" undefined | sort -u; }
 
 # shared NAME VERSION_NODE SOURCE …: NAME.so with all its symbols under one version node.
 shared() {
@@ -30,21 +30,21 @@ shared() {
   gcc -w -O1 -fPIC -shared -I"$INCLUDE" -o "$name" "$@" -Wl,-soname,"$name" -Wl,--version-script="$name.ver"
 }
 
-# weak: a definition that returns 0 for each symbol on stdin; one in our own sources takes its place.
+# weak: a definition returning 0 for each symbol on stdin; definitions in our own sources override it.
 weak() { sed 's/.*/__attribute__((weak)) int &() { return 0; }/'; }
 
-wanted_from libcudart.so.13 | weak > cudart_rest.c
+undefined_in libcudart.so.13 | weak > cudart_rest.c
 shared libcudart.so.13 libcudart.so.13 "$SRC/cudart.c" cudart_rest.c
 for library in libcublas libcublasLt; do
-  wanted_from $library.so.13 | weak > $library.c
+  undefined_in $library.so.13 | weak > $library.c
   shared $library.so.13 $library.so.13 "$SRC/cublas.c" $library.c
 done
-# cuDNN is opened at run time: its symbols are names in the provider, not imports of it.
+# cuDNN is opened at run time: its symbols are strings in the provider, not imports.
 strings "$CAPI/libonnxruntime_providers_cuda.so" | grep -xE 'cudnn[A-Z][A-Za-z0-9_]*' | sort -u \
   | weak > cudnn_rest.c
 shared libcudnn.so.9 libcudnn.so.9 "$SRC/cudnn.c" cudnn_rest.c
 
-# Libraries whose symbols carry no version.
+# Libraries with unversioned symbols.
 for pair in libcuda.so.1:cuda.c libcurand.so.10:curand.c libnvonnxparser.so.10:nvonnxparser.c; do
   gcc -w -fPIC -shared -o "${pair%%:*}" "$SRC/${pair##*:}" -Wl,-soname,"${pair%%:*}"
 done

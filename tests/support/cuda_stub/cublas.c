@@ -1,4 +1,4 @@
-/* A test double of cuBLAS and cuBLASLt, built into both: a handle that is not null, then success. */
+/* A test double of cuBLAS and cuBLASLt, built into both: a non-null handle, then success. */
 static int one;
 int cublasCreate_v2(void **handle) { *handle = &one; return 0; }
 int cublasLtCreate(void **handle) { *handle = &one; return 0; }

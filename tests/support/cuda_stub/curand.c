@@ -1,2 +1,2 @@
-/* Linked by the provider, never called while a session is made. */
+/* Linked by the provider, never called while a session is created. */
 int stub_curand;

@@ -1,4 +1,4 @@
-// Lets the TensorRT provider library load: an object with enough virtual functions, all of which return null.
+// Lets the TensorRT provider library load: an object with enough virtual functions, all returning null.
 struct Nothing {
 #define SLOT(n) virtual void *slot##n() { return nullptr; }
     SLOT(0) SLOT(1) SLOT(2) SLOT(3) SLOT(4) SLOT(5) SLOT(6) SLOT(7)

@@ -1,19 +1,19 @@
-"""Where onnxruntime-gpu would run each node of a model, told on a machine without a GPU.
+"""Print where onnxruntime-gpu would run each node of a model, on a machine without a GPU.
 
     LD_LIBRARY_PATH=<stub folder> python placement.py [--level LEVEL] MODEL.onnx …
 
-Prints one line of JSON per model, flushed at once, so that a crash costs only the model it happened at:
+Prints one line of JSON per model, flushed at once, so that a crash costs only that model:
 
     nodes, ops   of the optimized graph, bodies of If/Loop/Scan included
     memcpy       copies between host and device that onnxruntime inserted
     casts        Cast nodes of the optimized graph
-    cuda, cpu    nodes that the partitioner gave to each provider
-    cpu_ops      what the ones on the CPU are: integer work on shapes is put there on purpose
-    cpu_float    those of them that read or write a float tensor, as "Op name"
-    cpu_unknown  those of them whose element types nobody could tell
+    cuda, cpu    nodes that the partitioner assigned to each provider
+    cpu_ops      types of the nodes on the CPU: integer work on shapes is put there on purpose
+    cpu_float    nodes on the CPU that read or write a float tensor, as "Op name"
+    cpu_unknown  nodes on the CPU with unknown element types
     error        instead of all that: why the session could not be created
 
-Sessions are created and nothing is run: behind the stub no output and no time means anything.
+Sessions are created but not run: with the stub, outputs and timings are meaningless.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 MAX_IN_ONE_FILE = 1_500_000_000
-"""Bytes of weights above which they get a file of their own: protobuf writes no more than 2 GiB."""
+"""Bytes of weights above which they get a separate file: protobuf cannot write more than 2 GiB."""
 # onnxruntime's own exceptions share no base class below Exception.
 REFUSALS = tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
 
@@ -54,13 +54,13 @@ Node = tuple[str, str, str]
 
 
 def name_all(model: onnx.ModelProto) -> None:
-    """Gives each nameless node a name: without one the partitioner's answer cannot be matched."""
+    """Name each nameless node, to match it with the partitioner's answer."""
     for i, node in enumerate(all_nodes(model.graph.node)):
         node.name = node.name or f"nameless_{i}"
 
 
 def node_floats(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tuple[str, bool | None]]:
-    """(node name, whether it touches a float tensor); None where no operand's element type is known."""
+    """Yield node names, with whether each touches a float tensor; None if no operand's element type is known."""
     types = dict(outer)
     for value in (*graph.value_info, *graph.input, *graph.output):
         if value.type.HasField("tensor_type"):
@@ -74,15 +74,15 @@ def node_floats(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tu
 
 
 def float_map(model: onnx.ModelProto) -> dict[str, bool | None]:
-    """Node name -> whether it touches a float tensor; None where nobody can tell."""
-    # What inference refuses (contrib ops, more than 2 GB) must do with the types that value_info tells.
+    """Map node names to whether they touch a float tensor; None if unknown."""
+    # If inference fails (contrib ops, more than 2 GB), value_info is all there is.
     with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError):
         model = onnx.shape_inference.infer_shapes(model)
     return dict(node_floats(model.graph, {}))
 
 
-def session(model: onnx.ModelProto, level: str) -> tuple[list[Node], onnx.ModelProto]:
-    """(provider, op, name) of each node as partitioned, and the optimized model."""
+def partition(model: onnx.ModelProto, level: str) -> tuple[list[Node], onnx.ModelProto]:
+    """Return (provider, op, name) of each partitioned node, and the optimized model."""
     options = ort.SessionOptions()
     options.graph_optimization_level = LEVELS[level]
     options.log_severity_level = 4
@@ -98,24 +98,24 @@ def session(model: onnx.ModelProto, level: str) -> tuple[list[Node], onnx.ModelP
                 "session.optimized_model_external_initializers_file_name", "optimized.data"
             )
         providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-        made = ort.InferenceSession(str(source), options, providers=providers, enable_fallback=0)
-        if made.get_providers()[0] != "CUDAExecutionProvider":
+        session = ort.InferenceSession(str(source), options, providers=providers, enable_fallback=0)
+        if session.get_providers()[0] != "CUDAExecutionProvider":
             raise SystemExit("the CUDA provider did not load: LD_LIBRARY_PATH must name the stub folder")
         assigned = [
             (part.ep_name, node.op_type, node.name)
-            for part in made.get_provider_graph_assignment_info()
+            for part in session.get_provider_graph_assignment_info()
             for node in part.get_nodes()
         ]
         final = onnx.load(optimized, load_external_data=not apart)
     return assigned, final
 
 
-def opened(model: onnx.ModelProto, assigned: list[Node]) -> list[tuple[str, str]]:
-    """(domain, op) of the functions that the runtime opened: they are gone, and nameless nodes came."""
-    left = {name for _, _, name in assigned}
-    if "" not in left:
+def inlined(model: onnx.ModelProto, assigned: list[Node]) -> list[tuple[str, str]]:
+    """Return (domain, op) of the functions that the runtime replaced by nameless nodes."""
+    names = {name for _, _, name in assigned}
+    if "" not in names:
         return []
-    gone = {(n.domain, n.op_type) for n in all_nodes(model.graph.node) if n.name not in left}
+    gone = {(n.domain, n.op_type) for n in all_nodes(model.graph.node) if n.name not in names}
     return sorted(key for key in gone if has_body(*key, model))
 
 
@@ -134,10 +134,10 @@ def on_cpu(assigned: list[Node]) -> list[tuple[str, str]]:
 
 
 def placement(path: Path, level: str) -> dict[str, object]:
-    """What the module's docstring describes, for the model at `path`."""
+    """Return the row of the module's docstring for the model at `path`."""
     model = onnx.load(path)
     name_all(model)
-    assigned, final = session(model, level)
+    assigned, final = partition(model, level)
     ops = collections.Counter(
         f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in all_nodes(final.graph.node)
     )
@@ -150,16 +150,16 @@ def placement(path: Path, level: str) -> dict[str, object]:
         "cpu": len(on_cpu(assigned)),
         "cpu_ops": dict(collections.Counter(op for op, _ in on_cpu(assigned))),
     }
-    # The optimizer adds nodes of its own (Shape + Gather, an If whose condition is known): theirs come first.
+    # Nodes of the source override those that the optimizer added (Shape + Gather, an If of known condition).
     floats = {**float_map(final), **float_map(model)}
     host = [(op, name) for op, name in on_cpu(assigned) if name]
-    if bodies_to_open := opened(model, assigned):
-        # Nodes of function bodies are nameless in the answer: open the bodies here and ask about those.
+    if functions := inlined(model, assigned):
+        # Nodes of function bodies are nameless in the answer: inline the functions here and query their nodes.
         before = set(floats)
-        model = onnx.inliner.inline_selected_functions(model, bodies_to_open, inline_schema_functions=True)
+        model = onnx.inliner.inline_selected_functions(model, functions, inline_schema_functions=True)
         name_all(model)
         floats |= float_map(model)
-        host += [(op, name) for op, name in on_cpu(session(model, level)[0]) if name not in before]
+        host += [(op, name) for op, name in on_cpu(partition(model, level)[0]) if name not in before]
     return row | {
         "cpu_float": sorted(f"{op} {name}" for op, name in host if floats.get(name)),
         "cpu_unknown": sorted(f"{op} {name}" for op, name in host if floats.get(name) is None),

@@ -1,4 +1,4 @@
-"""Operators in float64 that neither onnxruntime has nor onnx's reference computes right, by their definitions."""
+"""float64 operators that onnxruntime lacks and onnx's reference gets wrong, written from their definitions."""
 
 import math
 
@@ -9,7 +9,7 @@ Array = np.ndarray
 
 
 class Mean(OpRun):
-    """onnx's own adds in place, so that it does not broadcast."""
+    """onnx's version adds in place and cannot broadcast."""
 
     op_domain = ""
 
@@ -18,7 +18,7 @@ class Mean(OpRun):
 
 
 class Erf(OpRun):
-    """onnx's own rounds to float32."""
+    """onnx's version rounds to float32."""
 
     op_domain = ""
 
@@ -27,7 +27,7 @@ class Erf(OpRun):
 
 
 class Gelu(OpRun):
-    """onnx's own rounds to float32."""
+    """onnx's version rounds to float32."""
 
     op_domain = ""
 
@@ -38,7 +38,7 @@ class Gelu(OpRun):
 
 
 class LayerNormalization(OpRun):
-    """onnx's own computes the statistics in float32."""
+    """onnx's version computes the statistics in float32."""
 
     op_domain = ""
 

@@ -1,10 +1,10 @@
 """Forward and backward pass of a PyTorch module as one ONNX graph, exported by PyTorch itself.
 
-    python tests/support/train/foreign_step.py    # writes foreign_step.onnx and .npz anew; needs torch, onnxscript
+    python tests/support/train/foreign_step.py    # rewrites foreign_step.onnx and .npz; needs torch, onnxscript
 
-The recipe: `make_fx` traces the pulled-back loss into plain operators, with the decompositions of core ATen. Without
-those the exported gradients are wrong without any message: a mean over a batch of 8 loses its division by 8. The
-gradient of the loss is an input, so that there is a place where it can be scaled.
+`make_fx` traces loss and gradients into plain operators, with the decompositions of core ATen. Without those the
+exported gradients are silently wrong: a mean over a batch of 8 loses its division by 8. The gradient of the loss is an
+input, so that it can be scaled.
 """
 
 import logging
@@ -21,7 +21,7 @@ ROWS, TOKENS, DIM, CLASSES = 8, 6, 16, 4
 
 
 def module() -> Any:
-    """Classes [rows, 4] from tokens [rows, 6]: an embedding, LayerNorm, GELU between two Linear."""
+    """Build a classifier [rows, 4] of tokens [rows, 6]: an embedding, LayerNorm, GELU between two Linear."""
     import torch
     from torch import nn
 
@@ -42,13 +42,13 @@ def module() -> Any:
 
 
 def feed() -> dict[str, np.ndarray]:
-    """Tokens and classes of one batch."""
+    """Return tokens and classes of one batch."""
     rng = np.random.default_rng(0)
     return {"tokens": rng.integers(0, 11, (ROWS, TOKENS)), "label": rng.integers(0, CLASSES, ROWS)}
 
 
 def exported(net: Any) -> onnx.ModelProto:
-    """The graph of tokens, label, loss_grad and parameters to the loss and the gradient of each parameter."""
+    """Export the graph from tokens, label, loss_grad and parameters to the loss and each parameter's gradient."""
     import torch
     from torch._decomp import core_aten_decompositions
     from torch.func import functional_call
@@ -63,9 +63,9 @@ def exported(net: Any) -> onnx.ModelProto:
         return (loss, *pull(loss_grad))
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    given = [torch.from_numpy(array) for array in feed().values()]
+    data = [torch.from_numpy(array) for array in feed().values()]
     state = [net.state_dict()[name].detach() for name in NAMES]
-    inputs = (*given, torch.tensor(1.0), *state)
+    inputs = (*data, torch.tensor(1.0), *state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the exporter itself
         traced = make_fx(step, decomposition_table=core_aten_decompositions())(*inputs)
@@ -88,7 +88,7 @@ def exported(net: Any) -> onnx.ModelProto:
 
 
 def differentiated(net: Any) -> dict[str, np.ndarray]:
-    """Loss and gradients as PyTorch's autograd computes them."""
+    """Return loss and gradients by PyTorch's autograd."""
     import torch
 
     tokens, label = (torch.from_numpy(array) for array in feed().values())

@@ -1,4 +1,4 @@
-"""Small models, data to train on, and a bare loop that runs a step."""
+"""Small models, training data, and a minimal loop around a step."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def square(value: float = 1.0) -> ModelLoss:
 
 @pytest.fixture
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No policy, no rewrite, and a fast GPU."""
+    """A process without a policy or a rewrite, but with a fast GPU."""
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("H200", (9, 0)),)))
 
 
 def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Array]]:
-    """Random rows `x` [rows, 8] with their class `t` [rows], that of the largest of four random projections."""
+    """Yield random rows `x` [rows, 8] and classes `t` [rows]: the largest of four random projections."""
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=(8, 4))
     for _ in range(count):
@@ -67,17 +67,17 @@ def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Arr
 
 
 def step(**options: Any) -> TrainingStep:
-    """A step of `mlp`, in float16 with Adam unless told otherwise."""
+    """Build a step of `mlp`, by default in float16 with Adam."""
     return training_step(mlp(), **{"loss": CROSS_ENTROPY, "optimizer": "adam,lr=0.01", **options})
 
 
 def trainer(**options: Any) -> Trainer:
-    """A trainer of that step on one thread of the CPU."""
+    """Build a trainer of that step on one thread of the CPU."""
     return Trainer(step(**options), **PLACE)
 
 
 class Run:
-    """A step that is run again and again on the CPU, emulated where it is lowered."""
+    """A loop that runs a step on the CPU; a lowered step is emulated."""
 
     def __init__(self, step: TrainingStep) -> None:
         self.step = step
@@ -97,7 +97,7 @@ class Run:
 
 
 def same(a: dict[str, Array], b: dict[str, Array], *but: str) -> bool:
-    """Whether two states have the same names and bits, apart from some names."""
+    """Whether two states have the same names and bits, except those named in `but`."""
     names = (a.keys() | b.keys()) - set(but)
     return all(n in a and n in b and np.array_equal(a[n], b[n], equal_nan=True) for n in names)
 

@@ -1,4 +1,4 @@
-"""One of several processes that train together in a loop: what test_replicas.py starts.
+"""One of several processes that train together; test_replicas.py starts them.
 
 replica.py OUT [--dies AFTER] [--poison STEP] [--backend gloo]
 """
@@ -22,7 +22,7 @@ STEPS = 12
 
 
 class Loop:
-    """A model and its optimizer, and a step with the rows of one replica."""
+    """A model, its optimizer and a step on the rows of one replica."""
 
     def __init__(self) -> None:
         self.loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy="float32")
@@ -42,19 +42,19 @@ class Loop:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--poison", type=int, help="the step that gets an infinite number on the last replica")
-    parser.add_argument("--dies", type=int, help="after how many steps the last replica ends without a word")
+    parser.add_argument("--poison", type=int, help="the step with an infinite input on the last replica")
+    parser.add_argument("--dies", type=int, help="the number of steps after which the last replica exits")
     parser.add_argument("--backend", default="gloo")
-    given = parser.parse_args()
-    with join_replicas(given.backend, timeout=20) as replicas:
+    arguments = parser.parse_args()
+    with join_replicas(arguments.backend, timeout=20) as replicas:
         last, loop = replicas.rank == replicas.world - 1, Loop()
         for number, batch in enumerate(shard(batches(STEPS), replicas)):
-            if last and number == given.dies:
+            if last and number == arguments.dies:
                 os._exit(9)
-            if last and number == given.poison:
+            if last and number == arguments.poison:
                 batch["x"][0, 0] = np.inf
             loop.step(replicas, batch)
-        np.savez(given.out / f"{replicas.rank}.npz", **loop.state)
+        np.savez(arguments.out / f"{replicas.rank}.npz", **loop.state)
 
 
 if __name__ == "__main__":

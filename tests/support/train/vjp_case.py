@@ -1,9 +1,9 @@
-"""A case of the gradient rules: a small graph, checked against central differences and against torch.
+"""Cases of the gradient rules: small graphs, checked against central differences and against torch.
 
-The gradients of Σ y·c, for every output y of the graph with a fixed random c of its shape, are computed by the graph
-that `gradients` makes, and compared with (f(x + h·d) − f(x − h·d))/2h along a random line d: in float64, or in float32
-where the graph is linear in each input, so that h may be 1. The same graph has to give the same in float32 on
-onnxruntime, also where no dim is known, and the loss that the graph itself gives.
+`gradients` builds the graph of the gradients of Σ y·c, over every output y with a fixed random c of its shape. They are
+compared with (f(x + h·d) − f(x − h·d))/2h along a random line d: in float64, or in float32 if the graph is linear in
+each input, so that h may be 1. In float32 on onnxruntime the gradients must agree, even without known dims, and the
+loss must equal that of the graph itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,13 +32,13 @@ from support.train.float64_ops import REPAIRED
 Feed = dict[str, np.ndarray]
 
 _STEP = 1e-6
-"""Near the cube root of 2⁻⁵², where truncation (h²) and rounding (2⁻⁵²/h) of a central difference balance."""
+"""Near the cube root of 2⁻⁵², which balances truncation (h²) and rounding (2⁻⁵²/h) of a central difference."""
 _CLOSE = 1e-7
-"""Of float64 differences: ten times the rounding 2⁻⁵²/h ≈ 2e-10 of sums of up to some hundred terms of size 1."""
+"""For float64 differences: ten times the rounding 2⁻⁵²/h ≈ 2e-10 of sums of up to a hundred terms of size 1."""
 _CLOSE_FLOAT32 = 2e-4
-"""Of float32 against float64: 2⁻²³ times some hundred terms and the condition of the worst op in the cases."""
+"""For float32 against float64: 2⁻²³ times a hundred terms and the condition of the worst op in the cases."""
 _CLOSE_TO_TORCH = 2e-5
-"""Of float32 against torch's float32: 2⁻²³ times some hundred terms."""
+"""For float32 against torch's float32: 2⁻²³ times a hundred terms."""
 
 Torch = Callable[..., object]
 
@@ -47,13 +47,13 @@ Torch = Callable[..., object]
 class Case:
     """A graph in the language of `cases`, with the shapes of its inputs.
 
-    `wrt`: the inputs by which is differentiated, all floating ones by default. `low`, `high` bound random inputs;
-    `values` gives some in full. `torch` computes the same of the torch module and the inputs as tensors; `close`:
-    how near that must be, relative to the largest slope. `fixed`: the rule needs fixed dims, `known`: of these
-    inputs. `opsets`: where operators change their form. `meaning`: the same in other operators, where a judge has
-    no float64 of it, or a wrong one. `single`: the standard itself has no float64 of it. `linear`: in each input, so
-    that float32 is enough. `kink`: there is no slope at these inputs, and torch alone judges. `text`: the nodes in
-    ONNX text instead, for what the language of `cases` cannot say.
+    `wrt`: the inputs to differentiate by, by default all floating ones. `low`, `high` bound random inputs; `values`
+    fixes some. `torch` computes the same from the torch module and the inputs as tensors; `close`: its tolerance,
+    relative to the largest slope. `fixed`: the rule needs fixed dims; `known`: only of these inputs. `opsets`: opsets
+    with different forms of the operators. `meaning`: the same by other operators, if float64 is missing or wrong in
+    the evaluators. `single`: the standard has no float64 version. `linear`: linear in each input, so that float32 is
+    enough. `kink`: the inputs have no slope, so only torch is compared. `text`: the nodes as ONNX text, for graphs
+    beyond the language of `cases`.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Case:
         return list(self.wrt) or [n for n in self.shapes if self.types.get(n, "float") == "float"]
 
     def model(self, opset: int, *, symbolic: bool = False) -> ModelProto:
-        """The graph with a loss appended; with `symbolic` only inputs in `known` state their dims."""
+        """Append a loss to the graph; with `symbolic` only inputs in `known` declare their dims."""
         model = self._base(opset)
         if self.change is not None:
             self.change(model)
@@ -123,7 +123,7 @@ class Case:
         return model
 
     def _forward(self, model: ModelProto) -> list[np.ndarray]:
-        """The outputs, whose shapes the weights get."""
+        """Return the outputs, for the shapes of the weights."""
         bare = clone(model)
         del bare.graph.node[len(self._base(self.opsets[0]).graph.node) :]
         return run_float32(bare, self.feed(), self.outputs)
@@ -143,7 +143,7 @@ def every(cases: Iterable[Case]) -> pytest.MarkDecorator:
 
 
 def judged(cases: Sequence[Case]) -> type:
-    """The tests of the rules behind some cases: against differences, with free dims too, and against torch."""
+    """Build the tests of some cases: against differences, also with free dims, and against torch."""
 
     class Judged:
         @every(case for case in cases if not case.kink)
@@ -165,21 +165,21 @@ def judged(cases: Sequence[Case]) -> type:
     return Compared
 
 
-# -- the judges --------------------------------------------------------------------------------------------
+# -- comparisons -------------------------------------------------------------------------------------------
 
 
 def check_along_a_line(case: Case) -> None:
-    """One central difference per input, along a random line; and float32 on onnxruntime against float64."""
+    """Compare with one central difference per input along a random line, and float32 on onnxruntime with float64."""
     rng, feed, narrow = np.random.default_rng(11), case.feed(), case.single or case.linear
     line = {name: np.asarray(rng.uniform(0.5, 1.5, feed[name].shape)) for name in case.parameters}
     slopes, names = _slopes(case, line), [f"{name}_grad" for name in line]
     close = _CLOSE_FLOAT32 if narrow else _CLOSE
     for opset, symbolic in product(case.opsets, {False, not case.fixed}):
         model = case.model(opset, symbolic=symbolic)
-        made = gradients(model, "loss", list(line)).to_proto()
-        onnx.checker.check_model(made, full_check=True)
-        View.of(Model(made))
-        loss, *found = run_float32(made, feed, ["loss", *names])
+        differentiated = gradients(model, "loss", list(line)).to_proto()
+        onnx.checker.check_model(differentiated, full_check=True)
+        View.of(Model(differentiated))
+        loss, *found = run_float32(differentiated, feed, ["loss", *names])
         _compare(["loss"], [loss], run_float32(model, feed, ["loss"]), _CLOSE_FLOAT32)
         if not narrow:
             wide = run(gradients(widened(model), "loss", list(line)).to_proto(), widened_feed(feed), names)
@@ -192,13 +192,13 @@ def check_along_a_line(case: Case) -> None:
 
 
 def _slopes(case: Case, line: Mapping[str, np.ndarray]) -> list[float]:
-    """Central differences of the loss, along the line of each input."""
+    """Return central differences of the loss along the line of each input."""
     if case.linear:
         model, feed, width = case.model(case.opsets[-1]), case.feed(), 0.5
     else:
         meant = replace(case, graph=case.meaning, change=None) if case.meaning else case
         model, feed, width = widened(meant.model(case.opsets[-1])), widened_feed(case.feed()), _STEP
-        if {node.op_type for node in model.graph.node} & RECURRENT:  # of which the loss in float32 is compared
+        if {node.op_type for node in model.graph.node} & RECURRENT:  # only their float32 loss is compared
             model = differentiable(Model(model), "loss", list(line)).to_proto()
     compute, slopes = evaluator(model), []
     for name, step in line.items():
@@ -215,7 +215,7 @@ def _compare(names: Sequence[str], found: Sequence[np.ndarray], expected: Sequen
 
 
 def check_against_torch(case: Case) -> None:
-    """Against torch.autograd, in float64 if there is one."""
+    """Compare with torch.autograd, in float64 unless the case is linear."""
     import torch
 
     assert case.torch is not None
@@ -248,7 +248,7 @@ def run(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarra
 
 
 def evaluator(model: ModelProto) -> Callable[[Feed, Sequence[str]], list[np.ndarray]]:
-    """Onnxruntime where it has the kernels, else onnx's reference."""
+    """Return a function that runs the model on onnxruntime, or on onnx's reference if kernels are missing."""
     try:
         session: Any = objections.session(model, "DISABLE_ALL")  # fusions are less exact
     except NoKernel:
@@ -271,7 +271,7 @@ def run_float32(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[n
 
 
 def widened(model: ModelProto) -> ModelProto:
-    """The model in float64: every float32 tensor, declaration and stated type."""
+    """Copy a model and change its float32 tensors, declarations and type attributes to float64."""
     return retyped(model, TensorProto.DOUBLE)
 
 

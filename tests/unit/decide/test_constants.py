@@ -20,7 +20,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from support import cases
-from support.held import held
+from support.pins import pinned
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 LOWEST = -3.4028234663852886e38
@@ -111,7 +111,7 @@ def test_an_op_stays_float32_if_its_constants_do_not_fit(text: str, c: Any, floa
     numbers = {**NUMBERS, "c": c}
     read = {name: numbers[name] for name in set(re.findall(r"\w+", text)) & numbers.keys()}
     view = view_of(text, 20 if "ai.onnx.ml" in text else 18, **read)
-    assert [" ".join(held(view, to)) for to in (F16, BF16)] == [float16, bfloat16]
+    assert [" ".join(pinned(view, to)) for to in (F16, BF16)] == [float16, bfloat16]
     assert find_needs(view, F16).findings == ()
 
 
@@ -130,7 +130,7 @@ def test_an_op_stays_float32_if_its_constants_do_not_fit(text: str, c: Any, floa
     ids=["never_low", "overridable", "number_of_scores"],
 )
 def test_other_constants_are_no_reason(text: str) -> None:
-    assert held(parsed(text)) == {}
+    assert pinned(parsed(text)) == {}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_mask_is_unconstrained_by_the_fill_of_a_conversion(text: str, opset: i
 )
 def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, to: DType) -> None:
     text = f"{mask};raw=MatMul(q,k);scaled=Div(raw,eight);s=Add(scaled,bias);y=Softmax(s)"
-    found = held(view_of(text, far=LOWEST, high=-LOWEST, one=1.0, zero=0.0, eight=8.0), to)
+    found = pinned(view_of(text, far=LOWEST, high=-LOWEST, one=1.0, zero=0.0, eight=8.0), to)
     assert set(found.values()) == {MASK_FILL}
     assert "s" in found
     assert not {"raw", "scaled", "n"} & found.keys()
@@ -183,7 +183,7 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
 @pytest.mark.parametrize(("first", "kept"), [(0, {"y": reasons.POSITION}), (-120, {})])
 def test_an_attention_whose_bias_is_large_at_the_best_key_stays_float32(first: float, kept: dict[str, str]) -> None:
     bias = np.tile(np.linspace(first, first + 120, 16), (8, 1))
-    assert held(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == kept
+    assert pinned(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == kept
 
 
 def test_the_bounds_of_a_clip_saturate_without_a_mask() -> None:
@@ -196,7 +196,7 @@ def test_the_bounds_of_a_clip_saturate_without_a_mask() -> None:
 def test_a_weight_that_a_caller_may_replace_is_not_a_constant() -> None:
     weights = "<float[2,2] table = {1, 2, 3, 4}, float[2,2] w = {1, 2, 3, 4}>"
     head = f"g (float[N,2] x, float[2,2] table) => (float[N,2] y) {weights}"
-    assert held(parsed(f"{head} {{ p = MatMul (table, w) y = MatMul (x, p) }}")) == {}
+    assert pinned(parsed(f"{head} {{ p = MatMul (table, w) y = MatMul (x, p) }}")) == {}
 
 
 INPUTS = "int8[8,8] i, float[8,8] x"
@@ -296,7 +296,7 @@ def quantized_view(text: str, inputs: str, constants: str, result: str) -> View:
 def kept(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
     """True if what is decoded from a type by a constant scale stays float32."""
     constants = f"{kind} z = {{{zero}}}, float s = {{{scale}}}"
-    return bool(held(quantized_view("y = DequantizeLinear (x, s, z)", f"{kind}[N] x", constants, "float[N]"), to))
+    return bool(pinned(quantized_view("y = DequantizeLinear (x, s, z)", f"{kind}[N] x", constants, "float[N]"), to))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_quantizers_range_is_counted_from_its_zero_point(kind: str, within: in
 
 def test_bfloat16_holds_all_scales_and_the_int32_of_a_bias_is_ignored() -> None:
     assert not kept("float8e5m2", 1e9, to=BF16)
-    assert held(quantized_view("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
+    assert pinned(quantized_view("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
 
 
 def test_a_constant_scale_out_of_range_holds_producers_and_readers() -> None:

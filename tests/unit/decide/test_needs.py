@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.pipeline.conversion import Converted
 from support import cases
-from support.held import held
+from support.pins import pinned
 
 F16 = DType.FLOAT16
 EYE = np.eye(8, dtype=np.float32)
@@ -79,8 +79,8 @@ def test_a_need_propagates_through_iterations_in_few_visits(monkeypatch: pytest.
         visit(self, op)
 
     monkeypatch.setattr(Backward, "_visit", counted)
-    held = Backward(find_facts(view, F16)).pinned
-    assert {op.id for op in view.ops if op.kind == "Neg"} <= held.keys()
+    pins = Backward(find_facts(view, F16)).pinned
+    assert {op.id for op in view.ops if op.kind == "Neg"} <= pins.keys()
     assert len(view.ops) <= visits < 4 * len(view.ops)
 
 
@@ -162,7 +162,7 @@ SPELLED = "q=ReduceSumSquare[axes=-1](h);m=MatMul(h,c);n=Mul(m,less);a=Add(q,n);
 
 def holds(text: str, to: DType = DType.BFLOAT16) -> set[str]:
     view = View.of(Model.load(cases.build(text, ["v"], shapes=SHAPES, constants=CONSTANTS)))
-    return set(held(view, to))
+    return set(pinned(view, to))
 
 
 DIFFERENCES = {
@@ -222,7 +222,7 @@ def test_a_sum_of_exponentials_is_small_unless_it_adds_all_peaks(
     text = f"a=MatMul(x,w);{rows}r=ReduceSum[keepdims=1](p,{summed});v=Div(p,r)"
     shapes = {"x": (16, 8)}
     view = View.of(Model.load(cases.build(text, ["v"], shapes=shapes, constants={"w": np.eye(8), **axes}, opset=18)))
-    assert ("r" in held(view)) is expected
+    assert ("r" in pinned(view)) is expected
 
 
 def test_a_softmax_of_old_opsets_normalizes_over_several_axes() -> None:
@@ -230,7 +230,7 @@ def test_a_softmax_of_old_opsets_normalizes_over_several_axes() -> None:
     found = []
     for axes in ("2", "1 2"):
         proto = cases.build(text.format(axes), ["v"], shapes={"x": (2, 16, 8)}, constants={"w": np.eye(8)}, opset=11)
-        found.append("r" in held(View.of(Model.load(proto))))
+        found.append("r" in pinned(View.of(Model.load(proto))))
     assert found == [True, False]
 
 
@@ -323,7 +323,7 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "op", "shapes", "held"),
+    ("text", "op", "shapes", "pins"),
     [
         # A mean that is neither subtracted nor a variance.
         (AVERAGE + "b=Conv(m,w)", "m", MAPS, "float16"),
@@ -360,11 +360,11 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
     ],
 )
 def test_a_mean_a_square_or_a_sum_is_lowered_if_its_readers_allow_it(
-    text: str, op: str, shapes: dict[str, Any], held: str
+    text: str, op: str, shapes: dict[str, Any], pins: str
 ) -> None:
     constants = {name: np.array(array) for name, array in NUMBERS.items() if name in text}
     proto = cases.build(text, ["b"], shapes=shapes, constants=constants)
-    assert dtype(amp_rewrite.convert(proto), op) == held
+    assert dtype(amp_rewrite.convert(proto), op) == pins
 
 
 def test_the_sum_behind_a_mean_fits_bfloat16() -> None:
@@ -405,7 +405,7 @@ WHOLE_NUMBERS: dict[str, Any] = {
 
 def kept_in(text: str) -> list[str]:
     """The first results of the ops that stay float32, in graph order, in a model in the language of onnx."""
-    return list(held(View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')))))
+    return list(pinned(View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')))))
 
 
 SIZE = (
@@ -451,7 +451,7 @@ GRAM = "gram=MatMul(f,t);s=Shape[start=1](f);COUNT;y=Mul(q,q)"
 def test_exactly_sizes_positions_and_counts_are_held(text: str, expected: str) -> None:
     read = {name: array for name, array in WHOLE_NUMBERS.items() if name in re.findall(r"\w+", text)}
     proto = cases.build(text, ["y"], shapes=WHOLE_SHAPES, types=TYPES, constants=read, opset=18)
-    assert " ".join(held(View.of(Model.load(proto)))) == expected
+    assert " ".join(pinned(View.of(Model.load(proto)))) == expected
 
 
 def test_needs_of_a_shape_go_into_branches_and_out_of_loops() -> None:

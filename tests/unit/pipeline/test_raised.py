@@ -13,7 +13,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.explain import explained
 from support.corpus import exported
-from support.half_models import HALF, half, raised, raised_ops, rules, told, weights, written
+from support.half_models import HALF, half, listing, raised, raised_ops, rules, weights, written
 
 RAISED: dict[str, tuple[str, dict[str, str], str, str]] = {
     "an op between two Casts": (
@@ -96,7 +96,7 @@ RAISED: dict[str, tuple[str, dict[str, str], str, str]] = {
 @pytest.mark.parametrize("name", RAISED)
 def test_named_ops_compute_in_float32(name: str) -> None:
     body, formals, keep, expected = RAISED[name]
-    assert "  ".join(told(raised(half(body, **formals), *keep.split()).model)) == expected
+    assert "  ".join(listing(raised(half(body, **formals), *keep.split()).model)) == expected
 
 
 def test_without_keep_a_half_model_stays_unchanged() -> None:
@@ -108,7 +108,7 @@ def test_shape_reads_a_raised_value_without_a_cast() -> None:
     result = raised(
         half("a = Exp (x)  s = Shape (a)  y = Tanh (a)", outputs=f"{HALF} y, int64[2] s"), "op=Exp", "op=Tanh"
     )
-    assert told(result.model) == [
+    assert listing(result.model) == [
         "x_float32 = Cast<float32>(x)",
         "a = Exp(x_float32)",
         "s = Shape(a)",
@@ -121,7 +121,7 @@ def test_shape_reads_a_raised_value_without_a_cast() -> None:
 def test_a_shared_weight_keeps_its_low_version() -> None:
     result = raised(half("a = MatMul (x, w)  y = Add (a, w)"), "op=MatMul").model
     assert weights(result) == {"w": "float16", "w_float32": "float32"}
-    assert told(result)[1:] == [
+    assert listing(result)[1:] == [
         "a = MatMul(x_float32, w_float32)",
         "a_float16 = Cast<float16>(a)",
         "y = Add(a_float16, w)",
@@ -174,7 +174,7 @@ def test_a_sequence_at_the_models_edge_keeps_its_ops_low() -> None:
     }
 
 
-HELD = """<float16 two = {16384}, float16 eps = {1024},
+CONSTANTS = """<float16 two = {16384}, float16 eps = {1024},
     float16[8] gain = {15360, 15360, 15360, 15360, 15360, 15360, 15360, 15360},
     float16[8] shift = {0, 0, 0, 0, 0, 0, 0, 0}>"""
 NORM = """m = ReduceMean <axes = [-1]> (x)
@@ -192,7 +192,7 @@ BODY_OF_NORM = {"ReduceMean_1", "Sub_2", "Pow_3", "ReduceMean_4", "Add_5", "Sqrt
 
 def norm(opset: int) -> ModelProto:
     text = f"x = Neg (given)  {NORM}"
-    return half(text, f"{HALF} given", opset=opset, held=HELD)
+    return half(text, f"{HALF} given", opset=opset, constants=CONSTANTS)
 
 
 def test_a_decomposed_norm_is_raised_whole() -> None:

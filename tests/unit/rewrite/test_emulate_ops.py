@@ -14,7 +14,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.settings.list_entry import Color, Entry
 from amp_rewrite.settings.op_lists import load_lists
 from support.objections import refusals, session
-from support.one_op import Case, apart, cases, fed, holds_low_values, lowered, widened
+from support.one_op import Case, cases, fed, holds_low_values, largest_distance, lowered, widened
 from support.rounded_once import rounded_once
 
 # By what the inputs are multiplied: results overflow; inputs and results are subnormal.
@@ -70,9 +70,9 @@ def objections(case: Case, low: DType) -> Iterator[str]:
         found, unoptimized = (one.run(None, wide) for one in (fast, plain))  # type: ignore[attr-defined]
         if not holds_low_values(found, model.graph.output, low):
             yield f"{case.name}, {kind}: a value is not of the low type"
-        elif apart(found, unoptimized, low):
+        elif largest_distance(found, unoptimized, low):
             yield f"{case.name}, {kind}: optimized and unoptimized differ"
-        elif apart(found, kernel, low):
+        elif largest_distance(found, kernel, low):
             yield f"{case.name}, {kind}: not the rounded result of the float32 kernel"
         else:
             yield ""
@@ -96,8 +96,8 @@ def test_an_op_gives_the_rounded_result_of_its_float32_kernel(op_type: str, low:
 
 def test_an_extra_rounding_is_noticed() -> None:
     ours, theirs = np.float32([1.0, 2.0]), np.float16([1.0, 2.002])
-    assert apart([ours], [theirs], DType.FLOAT16) == 1
-    assert apart([np.float32([np.inf])], [np.float16([65504])], DType.FLOAT16) == 1
-    assert apart([np.float32([np.nan])], [np.float16([0])], DType.FLOAT16) == np.inf
-    assert apart([np.float32([1e-4, 1.0])], [np.float16([2e-4, 1.0])], DType.FLOAT16, scaled=True) < 1
-    assert apart([ours], [], DType.FLOAT16) == np.inf
+    assert largest_distance([ours], [theirs], DType.FLOAT16) == 1
+    assert largest_distance([np.float32([np.inf])], [np.float16([65504])], DType.FLOAT16) == 1
+    assert largest_distance([np.float32([np.nan])], [np.float16([0])], DType.FLOAT16) == np.inf
+    assert largest_distance([np.float32([1e-4, 1.0])], [np.float16([2e-4, 1.0])], DType.FLOAT16, scaled=True) < 1
+    assert largest_distance([ours], [], DType.FLOAT16) == np.inf

@@ -17,7 +17,7 @@ from amp_rewrite.errors import MachineError, ModelError
 from amp_rewrite.runtime import probes, runner
 from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, refusal
 from amp_rewrite.runtime.probes import command, in_subprocess, query_hardware, query_onnxruntime
-from support.fake_driver import H200, P100, Driver, Shelf
+from support.fake_driver import H200, P100, Driver, Loader
 
 RUN = subprocess.run
 
@@ -113,7 +113,7 @@ def test_webgpu_opens_if_it_supports_float16(lacks: dict[str, Any], opens: bool,
 
 
 def test_gpus_and_their_fast_types_come_from_the_driver() -> None:
-    assert hardware(Shelf(Driver(H200, P100))) == Hardware((H200, P100), (13, 2), None)
+    assert hardware(Loader(Driver(H200, P100))) == Hardware((H200, P100), (13, 2), None)
     gpus = [Gpu("G", capability) for capability in ((6, 9), (7, 0), (7, 5), (8, 0), (10, 0))]
     for to, slow in ((DType.FLOAT16, 1), (DType.BFLOAT16, 3)):
         found = [refusal(Hardware((gpu,)), to) is None for gpu in gpus]
@@ -124,16 +124,16 @@ UNSEEN = "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the
 
 
 @pytest.mark.parametrize(
-    ("shelf", "found"),
+    ("loader", "found"),
     [
-        (Shelf(), Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
-        (Shelf(Driver(starts=100)), Hardware((), (13, 2), UNSEEN)),
-        (Shelf(Driver(version=12080)), Hardware((), (12, 8), UNSEEN)),
-        (Shelf(Driver(starts=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit returns 999")),
+        (Loader(), Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
+        (Loader(Driver(status=100)), Hardware((), (13, 2), UNSEEN)),
+        (Loader(Driver(version=12080)), Hardware((), (12, 8), UNSEEN)),
+        (Loader(Driver(status=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit returns 999")),
     ],
 )
-def test_a_missing_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
-    assert hardware(shelf) == found
+def test_a_missing_gpu_has_a_reason(loader: Loader, found: Hardware) -> None:
+    assert hardware(loader) == found
 
 
 def test_a_refusal_names_the_gpu_that_would_be_used() -> None:

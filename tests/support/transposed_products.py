@@ -1,9 +1,9 @@
-"""Models in which a product reads a transposed operand, one row of a table each, and a process that opens them.
+"""A table of models in which a product reads a transposed operand, and a process that opens them.
 
-    python turned_products.py FOLDER
+    python transposed_products.py FOLDER
 
-Opens FOLDER/0.onnx, 1.onnx … on onnxruntime's CPU provider with default settings and prints a line for each: "opens",
-"dies", or the runtime's objection. Models that kill the process are opened in children.
+Opens FOLDER/0.onnx, 1.onnx … on onnxruntime's CPU provider with default settings, in child processes, and prints a
+line for each: "opens", "crashes" or the runtime's error.
 """
 
 import os
@@ -28,9 +28,10 @@ WIDTH = 6
 class Row:
     """A Transpose before a product.
 
-    `left`: the side of the transposed operand. `other`: the other one is a "weight", "moved" by another Transpose, or
-    "varying". `flat`: it has two axes, else as many as the transposed one. `between`: the op between Transpose and
-    product. `known`: the shape of the input is. `biased`: a sum follows. `inner`: all of it is in a branch of If.
+    `left`: the transposed operand is the left one. `other`: the other operand is a "weight", "moved" by another
+    Transpose, or "varying". `flat`: it has two axes instead of as many as the transposed one. `between`: the op between
+    Transpose and product. `known`: the input has a known shape. `biased`: a sum follows. `inner`: all of it is in a
+    branch of If.
     """
 
     perm: tuple[int, ...]
@@ -45,7 +46,7 @@ class Row:
     opset: int = 17
 
     def model(self, code: int) -> ModelProto:
-        """The model, computed in a type; behind a Cast in float32."""
+        """Build the model in a type; after a Cast it computes in float32."""
         array = np.float16 if code == HALF and self.between != "Cast" else np.float32
         wide = code if array == np.float16 else FLOAT
         rank, shape = len(self.perm), [SIZES[axis] for axis in self.perm]
@@ -53,33 +54,33 @@ class Row:
         operand = (inner, WIDTH) if self.left else (WIDTH, inner)
         beside = operand if self.flat else (1,) * (rank - 2) + operand
         inputs = [helper.make_tensor_value_info("x", code, SIZES[:rank])]
-        nodes, held = [*self._turned()], []
+        nodes, tensors = [*self._transpose()], []
         if self.other == "varying":
             inputs.append(helper.make_tensor_value_info("v", wide, beside))
             nodes.append(helper.make_node("Relu", ["v"], ["w"]))
         elif self.other == "moved":
-            held.append(numpy_helper.from_array(_numbers(operand[::-1], array), "v"))
+            tensors.append(numpy_helper.from_array(_numbers(operand[::-1], array), "v"))
             nodes.append(helper.make_node("Transpose", ["v"], ["w"], perm=[1, 0]))
         else:
-            held.append(numpy_helper.from_array(_numbers(beside, array), "w"))
+            tensors.append(numpy_helper.from_array(_numbers(beside, array), "w"))
         nodes.append(self._product())
         if self.biased:
-            held.append(numpy_helper.from_array(np.ones(1, array), "b"))
+            tensors.append(numpy_helper.from_array(np.ones(1, array), "b"))
             nodes.append(helper.make_node("Add", ["p", "b"], ["s"]))
         nodes.append(helper.make_node("Tanh", [nodes[-1].output[0]], ["y"]))
-        if not self.known:  # a Reshape to a shape that is fed hides the rank
+        if not self.known:  # a Reshape to an input shape hides the rank
             inputs[0] = helper.make_tensor_value_info("f", code, [int(np.prod(SIZES[:rank]))])
             inputs.append(helper.make_tensor_value_info("n", TensorProto.INT64, ["rank"]))
             nodes.insert(0, helper.make_node("Reshape", ["f", "n"], ["x"]))
         result = helper.make_tensor_value_info("y", wide, [f"y{axis}" for axis in range(rank)])
-        graph = helper.make_graph(nodes, "g", inputs, [result], held)
+        graph = helper.make_graph(nodes, "g", inputs, [result], tensors)
         if self.inner:
             graph = self._in_branch(graph, wide)
         domains = {"": self.opset, "com.microsoft": 1}
         imports = [helper.make_opsetid(*domain) for domain in domains.items()]
         return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
-    def _turned(self) -> Iterator[NodeProto]:
+    def _transpose(self) -> Iterator[NodeProto]:
         numbers = {"Reshape": [0] * len(self.perm), "Expand": [1], "Unsqueeze": [0]}.get(self.between)
         reads = ["t"] if numbers is None else ["t", "k"]
         yield helper.make_node("Transpose", ["x"], ["t"], perm=self.perm)
@@ -89,15 +90,15 @@ class Row:
             yield helper.make_node("Unsqueeze", reads, ["u"])
             yield helper.make_node("Squeeze", ["u", "k"], ["r"])
         else:
-            stated = {"to": FLOAT} if self.between == "Cast" else {}
-            yield helper.make_node(self.between or "Identity", reads, ["r"], **stated)
+            attributes = {"to": FLOAT} if self.between == "Cast" else {}
+            yield helper.make_node(self.between or "Identity", reads, ["r"], **attributes)
 
     def _product(self) -> NodeProto:
         reads = ["r", "w"] if self.left else ["w", "r"]
         if self.product == "Einsum":
             axes = "abcd"[: len(self.perm)]
-            own = f"{axes},{axes[-1]}z->{axes[:-1]}z" if self.left else f"z{axes[-2]},{axes}->{axes[:-2]}z{axes[-1]}"
-            return helper.make_node("Einsum", reads, ["p"], "product", equation=own)
+            terms = f"{axes},{axes[-1]}z->{axes[:-1]}z" if self.left else f"z{axes[-2]},{axes}->{axes[:-2]}z{axes[-1]}"
+            return helper.make_node("Einsum", reads, ["p"], "product", equation=terms)
         domain = "com.microsoft" if self.product == "FusedMatMul" else ""
         return helper.make_node(self.product, reads, ["p"], "product", domain=domain)
 
@@ -106,8 +107,8 @@ class Row:
         del graph.input[:]
         dims = [1] * len(self.perm)
         zero = helper.make_node("Constant", [], ["z"], value=helper.make_tensor("value", code, dims, [0.0]))
-        otherwise = helper.make_graph([zero], "e", [], [helper.make_tensor_value_info("z", code, dims)])
-        node = helper.make_node("If", ["c"], ["Y"], then_branch=graph, else_branch=otherwise)
+        other = helper.make_graph([zero], "e", [], [helper.make_tensor_value_info("z", code, dims)])
+        node = helper.make_node("If", ["c"], ["Y"], then_branch=graph, else_branch=other)
         result = helper.make_tensor_value_info("Y", code, [f"Y{axis}" for axis in range(len(dims))])
         return helper.make_graph([node], "o", inputs, [result])
 
@@ -117,7 +118,7 @@ def _numbers(shape: Sequence[int], dtype: type) -> np.ndarray:
 
 
 def rows() -> list[Row]:
-    """The table: all permutations of two to four axes, and all other columns for some of them."""
+    """Build the table: all permutations of two to four axes, and variants of some of them."""
     moves = [perm for rank in (2, 3, 4) for perm in permutations(range(rank))]
     table = [Row(perm, left) for perm, left in product(moves, (True, False))]
     for perm, between in product(((1, 0, 2), (1, 2, 3, 0), (0, 2, 1), (2, 0, 1)), ("", "Cast")):
@@ -137,7 +138,7 @@ def rows() -> list[Row]:
 
 
 def verdicts(models: Sequence[ModelProto], folder: Path) -> list[str]:
-    """What becomes of each model when it is opened, by one process and a child for each that dies."""
+    """Return the line of each model, from a separate process."""
     for number, model in enumerate(models):
         onnx.save(model, folder / f"{number}.onnx")
     done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=300)
@@ -158,14 +159,14 @@ def _main(folder: Path) -> None:
                 try:
                     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
                     line = "opens"
-                except Exception as objection:  # noqa: BLE001  onnxruntime's share no other base
-                    line = " ".join(str(objection).split())
+                except Exception as error:  # noqa: BLE001  onnxruntime's share no other base
+                    line = " ".join(str(error).split())
                 os.write(theirs, f"{line}\n".encode())
             os._exit(0)
         os.close(theirs)
-        with os.fdopen(ours) as told:
-            lines = told.read().splitlines()
-        lines += ["dies"] if os.waitpid(child, 0)[1] else []
+        with os.fdopen(ours) as answers:
+            lines = answers.read().splitlines()
+        lines += ["crashes"] if os.waitpid(child, 0)[1] else []
         print(*lines, sep="\n", flush=True)
         del paths[: len(lines)]
 
