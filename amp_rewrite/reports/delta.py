@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"
 """The kind for ops that are float32 only in B: raised, or added in float32."""
-_ROOM = 60_000  # a comment on GitHub holds 65536 characters
+_BYTES = 60_000  # a comment on GitHub holds 65536 characters
 _MARKDOWN_CELL = 200
 _ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others
 _SHOWN = 8
@@ -85,8 +85,8 @@ class Delta(Result):
             if kind not in known:
                 hint = advice(kind, known, f"use some of {', '.join(known)}")
                 raise PolicyError(f"unknown kind of difference {kind!r}; {hint}")
-        wanted = kinds or KINDS
-        return any(_fails_on(change, wanted) for change in self.changes) or ("casts" in wanted and bool(self.casts))
+        failing = kinds or KINDS
+        return any(_fails_on(change, failing) for change in self.changes) or ("casts" in failing and bool(self.casts))
 
     def figures(self) -> Sequence[Figure]:
         """Return the changes as a table, and model B as a graph with its changes."""
@@ -176,7 +176,7 @@ class Delta(Result):
         if rows:
             drawn = markdown_table(("change", "op", "type", "dtype", "why"), rows)
             ends = accumulate(len(line.encode()) + 1 for line in drawn)  # the limit is in bytes
-            fitting = [line for i, (line, end) in enumerate(zip(drawn, ends, strict=True)) if i < 2 or end <= _ROOM]
+            fitting = [line for i, (line, end) in enumerate(zip(drawn, ends, strict=True)) if i < 2 or end <= _BYTES]
             lines += ["", *fitting]
             omitted = len(rows) - (len(lines) - 4)
             lines += ["", f"… and {omitted} more."] if omitted else []

@@ -255,7 +255,7 @@ def match(a: Report, b: Report) -> Pairs:
     to_b: dict[int, int] = {}
     to_a: dict[int, int] = {}
     for evidence in _EVIDENCE:
-        mine, theirs = (_grouped(side, known, evidence) for side, known in zip(facts, (to_b, to_a), strict=True))
+        mine, theirs = (_grouped(side, pairs, evidence) for side, pairs in zip(facts, (to_b, to_a), strict=True))
         for key, group in mine.items():
             others = theirs.get(key, ())
             if len(group) == len(others):  # equal rows are in the same order on both sides
@@ -319,11 +319,11 @@ def _facts(
     return {i: (named[i], (rows[i].op, rows[i].constants), up[i], down[i]) for i in counted}
 
 
-def _grouped(facts: _Facts, known: Mapping[int, int], evidence: Iterable[int]) -> dict[Hashable, list[int]]:
+def _grouped(facts: _Facts, matched: Mapping[int, int], evidence: Iterable[int]) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, row in facts.items():
         key = tuple([row[fact] for fact in evidence])
-        if i not in known and None not in key:
+        if i not in matched and None not in key:
             groups[key].append(i)
     return groups
 
@@ -334,8 +334,8 @@ _Side = tuple[Report, list[int]]
 
 def _align(a: _Side, b: _Side, to_b: dict[int, int], to_a: dict[int, int]) -> None:
     """Match the remaining rows in order, by longest common runs of ops."""
-    left = [sum(i not in known for i in rows) for (_, rows), known in ((a, to_b), (b, to_a))]
-    if not 0 < left[0] * left[1] <= _ALIGNED:
+    rest = [sum(i not in pairs for i in rows) for (_, rows), pairs in ((a, to_b), (b, to_a))]
+    if not 0 < rest[0] * rest[1] <= _ALIGNED:
         return
     mine = [to_b.get(i, a[0].rows[i].op) for i in a[1]]
     theirs = [j if j in to_a else b[0].rows[j].op for j in b[1]]

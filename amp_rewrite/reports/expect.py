@@ -152,10 +152,10 @@ class Expectation:
             return ", ".join(f"{size(item.amount)} {item.dtype}" for item in items)
         return count(part, noun) if part == len(items) and self.unit != "%" else f"{part} of {count(len(items), noun)}"
 
-    def _types(self, noun: str, chosen: Sequence[_Item], right: int) -> str:
+    def _types(self, noun: str, chosen: Sequence[_Item], matching: int) -> str:
         if not chosen:
             return f"there is no {noun}" if self.choice is None else f"no {noun} matches {self.choice!r}"
         if self.subject == "weights":
             return self._words(noun, chosen, 0)
         wrong = [f"{i.name} is {i.dtype}" for i in chosen if (i.dtype == self.value) != (self.sign == "=")]
-        return f"{right} of {len(chosen)}{': ' if wrong else ''}{shortened(wrong)}"
+        return f"{matching} of {len(chosen)}{': ' if wrong else ''}{shortened(wrong)}"

@@ -100,21 +100,21 @@ def explained(report: ReportData, names: Sequence[str], view: View | None = None
     """
     if not names:
         raise PatternError(f"{report.model.name}: nothing to explain; name an op, an op type or a value")
-    makers: dict[str, int] = {}
+    producers: dict[str, int] = {}
     shifts: dict[int, int] = {}
     if view is not None:
         for value in reversed(view.values):  # reversed: of equal names in several bodies, the first counts
-            makers[value.name] = NO_ROW if value.producer is None else int(value.producer)
+            producers[value.name] = NO_ROW if value.producer is None else int(value.producer)
         for op in view.ops if report.shifts else ():
             shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
             if (match := next(filter(None, shifted), None)) is not None:
                 shifts[int(op.id)] = int(match[1])
-    chains = tuple(chain for name in names for chain in _chains(report, name, makers, shifts))
+    chains = tuple(chain for name in names for chain in _chains(report, name, producers, shifts))
     return Explanation(report.model.name, chains, report.inventory)
 
 
-def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:
-    ops, port = _rows_of(report, name, makers)
+def _chains(report: ReportData, name: str, producers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:
+    ops, port = _rows_of(report, name, producers)
     if port is not None and not ops:
         yield Chain(name, (), input=port)
     groups: dict[object, list[int]] = {}
@@ -122,13 +122,13 @@ def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Ma
         row = report.rows[op]
         groups.setdefault((row.dtype, row.rule, row.color, row.source, row.reason, shifts.get(op)), []).append(op)
     for first, *others in groups.values():
-        behind: dict[int, Row] = {}
+        steps: dict[int, Row] = {}
         at = first
-        while at != NO_ROW and at not in behind:
-            behind[at] = report.rows[at]
+        while at != NO_ROW and at not in steps:
+            steps[at] = report.rows[at]
             at = report.rows[at].because_row
         alike = tuple(report.rows[op].path for op in others)
-        yield Chain(name, tuple(behind.values()), alike, port, shifts.get(first))
+        yield Chain(name, tuple(steps.values()), alike, port, shifts.get(first))
 
 
 def _step(row: Row, *, first: bool) -> list[str]:
@@ -160,23 +160,23 @@ def _types(row: Row) -> str:
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"
 
 
-def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
+def _rows_of(report: ReportData, name: str, producers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
     """Return the rows selected by a name, or the model input of that name and its readers; ops take precedence."""
     rows = report.positions(name)
     twins = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
     if len(twins) > 1:
-        ways = " or ".join(f"#{i} ({report.rows[i].path})" for i in twins)
-        raise PatternError(f"{report.model.name}: {len(twins)} ops are named {name!r}; ask for {ways}")
+        choices = " or ".join(f"#{i} ({report.rows[i].path})" for i in twins)
+        raise PatternError(f"{report.model.name}: {len(twins)} ops are named {name!r}; ask for {choices}")
     if rows:
         return rows, None
     inputs = {FIRST_INPUT - i: port for i, port in enumerate(report.inputs)}
-    sources = dict(makers) | {port.name: port.after for port in report.outputs}
+    sources = dict(producers) | {port.name: port.after for port in report.outputs}
     sources |= {port.name: source for source, port in inputs.items()}
     source = sources.get(name)
     if source is None:
         known = dict.fromkeys((*(row.name for row in report.rows), *sources, *(row.op for row in report.rows)))
         hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", limit=3)
-        raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
+        raise PatternError(f"{report.model.name}: no op{' or value' if producers else ''} is named {name!r}; {hint}")
     if source == NO_ROW:
         raise PatternError(f"{report.model.name}: {name!r} is a weight; explain an op that reads it")
     if source in inputs:

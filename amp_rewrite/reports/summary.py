@@ -145,7 +145,7 @@ def _settings(report: ReportData) -> _Part:
 
 def _tables(report: ReportData) -> list[_Part]:
     if not report.inventory:
-        return [_stayed(report), _raised(report)]
+        return [_float32_ops(report), _raised_ops(report)]
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for row in report.rows:
         kinds[row.op][row.dtype] += 1
@@ -154,7 +154,7 @@ def _tables(report: ReportData) -> list[_Part]:
     return [[f"{count(report.totals.ops, 'op')} by type", *table(rows, right=">")]]
 
 
-def _stayed(report: ReportData) -> _Part:
+def _float32_ops(report: ReportData) -> _Part:
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
     high = [row for row in high if row.op not in _UNREPORTED]
     if not high:
@@ -164,33 +164,33 @@ def _stayed(report: ReportData) -> _Part:
     groups = sorted(_grouped(high, lambda row: row.rule or "").items(), key=lambda item: (-len(item[1]), item[0]))
     if compute:  # compute ops first
         groups.sort(key=lambda item: all(row.color != "allow" for row in item[1]))
-    lines = _counted((len(rows), reasons.words(rule), rows) for rule, rows in groups)
+    lines = _count_lines((len(rows), reasons.words(rule), rows) for rule, rows in groups)
     heading = f"{len(high)} ops stay float32, {among}" if len(high) > 1 else "1 op stays float32"
     return [heading, *lines]
 
 
-def _raised(report: ReportData) -> _Part:
+def _raised_ops(report: ReportData) -> _Part:
 
     def cause(row: Row) -> str:  # the part of a note shared by similar ops
         return row.note if row.note.startswith("kept by") else row.note.partition(": ")[0].partition(", because ")[0]
 
     groups = _grouped(report.raised, cause)
-    lines = _counted((len(rows), note, rows) for note, rows in groups.items())
+    lines = _count_lines((len(rows), note, rows) for note, rows in groups.items())
     return [f"{count(report.totals.raised, 'op')} of a low type raised to float32", *lines] if lines else []
 
 
-def _counted(groups: Iterable[tuple[int, str, Sequence[Row]]]) -> list[str]:
+def _count_lines(groups: Iterable[tuple[int, str, Sequence[Row]]]) -> list[str]:
     rows = []
     for number, words, ops in groups:
-        kinds = sorted(Counter(_short(row.op) for row in ops).items(), key=lambda item: (-item[1], item[0]))
+        kinds = sorted(Counter(_op_type(row.op) for row in ops).items(), key=lambda item: (-item[1], item[0]))
         rows.append((str(number), words, shortened([f"{n} {kind}" for kind, n in kinds], 4)))
     if WIDTH.get() is None:
         return table(rows, right=">")
-    wide = max((len(number) for number, _, _ in rows), default=0)
-    return [_within(f"  {number:>{wide}}  {words}", kinds) for number, words, kinds in rows]
+    digits = max((len(number) for number, _, _ in rows), default=0)
+    return [_with_examples(f"  {number:>{digits}}  {words}", kinds) for number, words, kinds in rows]
 
 
-def _within(words: str, examples: str) -> str:
+def _with_examples(words: str, examples: str) -> str:
     """Return the words, followed by as many examples as fit on the line."""
     width = WIDTH.get() or _COLUMNS
     names = examples.removesuffix(", …").split(", ") if examples else []
@@ -201,7 +201,7 @@ def _within(words: str, examples: str) -> str:
     return cut(line, width)
 
 
-def _short(op: str) -> str:
+def _op_type(op: str) -> str:
     return op.rpartition("::")[2]
 
 
@@ -246,7 +246,7 @@ def _casts(report: ReportData) -> _Part:
     for (to, cause), ops in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         kinds = Counter(filter(None, ops)).most_common()
         words = f"  {len(ops)}  to {to}: {cause}"
-        lines.append(_within(words, ", ".join(f"{n} {op}" for op, n in kinds)))
+        lines.append(_with_examples(words, ", ".join(f"{n} {op}" for op, n in kinds)))
     return [", ".join(parts), *lines]
 
 
@@ -256,9 +256,9 @@ def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], 
     if cast.after < 0:
         return ("weights read in both types" if cast.after == NO_ROW else "the model's inputs"), ""
     if cast.to in LOW:
-        return f"after ops in {cast.from_}", _short(report.rows[cast.after].op)
+        return f"after ops in {cast.from_}", _op_type(report.rows[cast.after].op)
     reader = readers.get((cast.after, cast.to))
-    return f"before ops in {cast.to}", _short(reader.op) if reader else ""
+    return f"before ops in {cast.to}", _op_type(reader.op) if reader else ""
 
 
 # -- findings ----------------------------------------------------------------------------------------
@@ -266,10 +266,10 @@ def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], 
 
 def needs_action(finding: Finding) -> bool:
     """True if a finding asks for action: not a fact, not harmless, and not already in the table of ops."""
-    return finding.kind not in _STATED and not reasons.is_fact(finding.kind, finding.message)
+    return finding.kind not in _LISTED and not reasons.is_fact(finding.kind, finding.message)
 
 
-_STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
+_LISTED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
 """Kinds whose ops are already listed as float32; if they matter, mostly_float32 gives advice."""
 
 

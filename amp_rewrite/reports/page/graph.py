@@ -123,17 +123,17 @@ class _Graph:
         if self.view is not None:
             data["flops"] = [round(flops(self.view, op)) for op in self.view.ops]
         if self.changes:
-            data |= {"inventory": self.report.inventory, "changes": self._changed()}
+            data |= {"inventory": self.report.inventory, "changes": self._change_columns()}
         return data | {"words": list(self.words)}
 
-    def _number(self, text: str) -> int:
+    def _text_index(self, text: str) -> int:
         return self.words.setdefault(plain(text), len(self.words))
 
-    def _changed(self) -> dict[str, list[int]]:
+    def _change_columns(self) -> dict[str, list[int]]:
         changes = [(vertex, change) for vertex, group in sorted(self.changes.items()) for change in group]
         columns = {"vertex": [vertex for vertex, _ in changes]}
         for column, name in (("kind", "kind"), ("of", "variable"), ("before", "before"), ("after", "after")):
-            columns[column] = [self._number(getattr(change, name)) for _, change in changes]
+            columns[column] = [self._text_index(getattr(change, name)) for _, change in changes]
         return columns
 
     def labels(self, vertex: int) -> str:
@@ -150,18 +150,18 @@ class _Graph:
             stated = [f"{name} {dtype}" for name, dtype in row.variables.items()]
             mixed = len(set(row.variables.values())) > 1
             yield (
-                self._number(prefix + slash),
+                self._text_index(prefix + slash),
                 rest,
-                *map(self._number, (row.op, row.dtype, row.rule or "", row.note)),
+                *map(self._text_index, (row.op, row.dtype, row.rule or "", row.note)),
                 row.because_row,
-                *map(self._number, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
-                self._number(plain(", ".join(stated))) if mixed else 0,
+                *map(self._text_index, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
+                self._text_index(plain(", ".join(stated))) if mixed else 0,
             )
         for kind, ports in (("Input", self.report.inputs), ("Output", self.report.outputs)):
             for port in ports:
-                dtype = self._number(port.dtype)
+                dtype = self._text_index(port.dtype)
                 ends = (dtype, 0) if kind == "Output" else (0, dtype)
-                yield 0, plain(port.name), self._number(kind), dtype, 0, 0, NO_ROW, 0, *ends, 0
+                yield 0, plain(port.name), self._text_index(kind), dtype, 0, 0, NO_ROW, 0, *ends, 0
 
     # -- casts -------------------------------------------------------------------------------------
 
@@ -186,11 +186,11 @@ class _Graph:
                 "from": plain(cast.from_),
                 "to": plain(cast.to),
                 "origin": plain(cast.origin),
-                "why": self._number(plain(cast.reason)),
+                "why": self._text_index(plain(cast.reason)),
                 "readers": cast.readers,
                 "edges": [end for reader in edges for end in (producer, reader)],
                 **({"sign": "+"} if at in self.added else {}),
-                **({"bytes": size} if (size := _moved(cast)) is not None else {}),
+                **({"bytes": size} if (size := _bytes_moved(cast)) is not None else {}),
             }
 
     def _read(self, at: int, slot: int) -> tuple[str, ...]:
@@ -206,7 +206,7 @@ class _Graph:
         return outputs[slot] if slot < len(outputs) else ""
 
 
-def _moved(cast: CastRow) -> int | None:
+def _bytes_moved(cast: CastRow) -> int | None:
     written, read = DTYPES[cast.to].nbytes(1), DTYPES[cast.from_].nbytes(1)
     return cast.size + cast.size * read // written if cast.size is not None and written else None
 
@@ -222,7 +222,7 @@ def _is_copy(row: Row) -> bool:
 ROOT = 0
 _DEEPEST = 16
 """Maximum number of levels; deeper levels are merged into the last."""
-MOST = 96
+LIMIT = 96
 """Maximum number of parts in a scope; larger scopes are split into groups."""
 
 _LABEL = 24
@@ -299,7 +299,7 @@ def _named(row: Row) -> Path:
 def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
     """Return the tree of scopes.
 
-    A scope with one part is replaced by the part. One with more than `MOST` parts is split into groups of consecutive
+    A scope with one part is replaced by the part. One with more than `LIMIT` parts is split into groups of consecutive
     parts.
     """
     tree = Tree(home=[ROOT] * len(paths))
@@ -312,7 +312,7 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
         level = [(scope, list(named.items()))]
         while level:
             at, parts = level.pop()
-            if len(parts) > MOST:
+            if len(parts) > LIMIT:
                 for chunk in _chunks(parts):
                     ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
                     level.append((tree.add(" to ".join(cut(end, _LABEL) for end in ends), at), chunk))
@@ -334,7 +334,7 @@ _Parts = list[tuple[str | int, list[int]]]
 
 
 def _chunks(parts: _Parts) -> list[_Parts]:
-    groups = min(MOST // 2, -(-len(parts) // (MOST // 2)))
+    groups = min(LIMIT // 2, -(-len(parts) // (LIMIT // 2)))
     ends = [len(parts) * i // groups for i in range(groups + 1)]
     return [parts[start:end] for start, end in pairwise(ends)]
 

@@ -115,9 +115,9 @@ def bars(axis: Axis, shown: Sequence[Bar], bands: Sequence[Band], *, name: str) 
         mark = _span(axis, bar.low, bar.high, f"span {bar.kind}", bar.words, y="20%", height="60%")
         marks = element("svg", *ticks, *behind, mark, width="100%", height=20, aria_hidden="true")
         drawn.append(element("div", label, marks, element("span", bar.beside, class_="number"), class_="row"))
-    foot = element("div", element("span", class_="label"), _below(axis), element("span", class_="number"), class_="row")
+    foot = element("div", element("span", class_="label"), _scale(axis), element("span", class_="number"), class_="row")
     box = element("div", *drawn, foot, class_="rows", role="group", aria_label=cut(plain(name), _TITLE))
-    return element("figure", element("ul", *map(_sample, bands), class_="legend"), box, class_="chart")
+    return element("figure", element("ul", *map(_legend_item, bands), class_="legend"), box, class_="chart")
 
 
 def _span(axis: Axis, low: float, high: float, kind: str, words: str, **sides: str) -> Element:
@@ -127,12 +127,12 @@ def _span(axis: Axis, low: float, high: float, kind: str, words: str, **sides: s
     return element("rect", title, class_=kind, x=percent(start), width=percent(width), **sides)
 
 
-def _sample(band: Band) -> Element:
+def _legend_item(band: Band) -> Element:
     mark = element("rect", x=0, y=2, width=18, height=10, class_=f"band {band.kind}")
     return element("li", element("svg", mark, width=18, height=14, aria_hidden="true"), cut(plain(band.words), _LABEL))
 
 
-def _below(axis: Axis) -> Element:
+def _scale(axis: Axis) -> Element:
     labels = []
     for number, words in axis.ticks():
         place = axis.at(number)
@@ -162,7 +162,7 @@ def outputs_figure(
         by_output.setdefault(row.label, []).append(row)
     chosen = {name: group[:_BATCHES] for name, group in islice(by_output.items(), _OUTPUTS)}
     shown = [row for group in chosen.values() for row in group]
-    known = [s for row in shown if (s := row.difference.score) is not None and math.isfinite(s)]
+    scores = [s for row in shown if (s := row.difference.score) is not None and math.isfinite(s)]
     lead = _lead(compared, len(shown), verdict)
     head = ("output", "verdict", "batch", "score", "error / largest value")
     cells = (
@@ -171,11 +171,11 @@ def outputs_figure(
         for d in [row.difference]
     )
     chart = []
-    if len(known) > 1 and not higher:  # a single point needs no chart
-        above = [number for number in known if number > 1e-6 * limit]  # smaller ones are drawn at the left end
+    if len(scores) > 1 and not higher:  # a single point needs no chart
+        above = [number for number in scores if number > 1e-6 * limit]  # smaller ones are drawn at the left end
         axis = Axis.of(allowed.measured, [limit / 10, 3 * limit, *above])
         band = Band(0.0, limit, "low", f"allowed: {limit:g}")
-        chart = [bars(axis, [_scores(name, group) for name, group in chosen.items()], [band], name=lead)]
+        chart = [bars(axis, [_score_bar(name, group) for name, group in chosen.items()], [band], name=lead)]
     drawing = element("div", *chart, *remarks(notes), numbers_table(head, cells, right=3))
     return Figure("outputs", "Outputs against the tolerance", lead, drawing)
 
@@ -187,7 +187,7 @@ def _badness(difference: Difference, higher: bool) -> tuple[bool, float]:
     return not ok, -score if higher else score
 
 
-def _scores(name: str, group: Sequence[OutputRow]) -> Bar:
+def _score_bar(name: str, group: Sequence[OutputRow]) -> Bar:
     """Return the bar of an output, from its best to its worst error; a failure without a score ends at the right."""
     row, worst = group[0], group[0].difference
     ends = [s for row in group if (s := row.difference.score) is not None and not math.isnan(s)] or [0.0]
@@ -221,14 +221,14 @@ _HEAD = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "f
 def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     """Return the ranges of values as a figure: a table, and a chart if there are several values."""
     seen = {name: fit for name, fit in values.items() if fit.absmax or fit.nonfinite}
-    tight = dict(sorted(seen.items(), key=lambda item: (_mask(item[1]), not item[1].nonfinite, -item[1].absmax)))
+    tight = dict(sorted(seen.items(), key=lambda item: (_is_mask(item[1]), not item[1].nonfinite, -item[1].absmax)))
     bands = [
         Band(to.tiny, to.max, "low", f"normal in {to.spelling}"),
         Band(to.smallest_subnormal, to.tiny, "cast", "subnormal: fewer digits"),
         Band(to.max, math.inf, "high", "overflow"),
     ]
     spans = [
-        Bar(name, fit.absmin, fit.absmax, _kind(fit), _spare(fit, to), _ends(fit))
+        Bar(name, fit.absmin, fit.absmax, _kind(fit), _margin(fit, to), _ends(fit))
         for name, fit in islice(tight.items(), _DRAWN)
     ]
     sizes = [number for bar in spans for number in (bar.low, bar.high) if number]
@@ -242,13 +242,13 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing)
 
 
-def _mask(fit: Fit) -> bool:
+def _is_mask(fit: Fit) -> bool:
     """True for the largest float32, the fill value of masks; layers do not compute it."""
     return not fit.nonfinite and fit.absmax >= DType.FLOAT.max
 
 
 def _kind(fit: Fit) -> str:
-    return "muted" if _mask(fit) else "high" if fit.nonfinite or fit.overflow else "low"
+    return "muted" if _is_mask(fit) else "high" if fit.nonfinite or fit.overflow else "low"
 
 
 def _ends(fit: Fit) -> str:
@@ -259,8 +259,8 @@ def _headroom(fit: Fit, to: DType) -> float:
     return to.max / fit.absmax if fit.absmax else math.inf
 
 
-def _spare(fit: Fit, to: DType) -> str:
-    if _mask(fit):
+def _margin(fit: Fit, to: DType) -> str:
+    if _is_mask(fit):
         return "a mask"
     if fit.nonfinite:
         return f"{_percent(fit.nonfinite, fit.count)} infinite or NaN"
@@ -275,15 +275,15 @@ def _cells(name: str, fit: Fit, to: DType) -> tuple[str, ...]:
     return (name, *sizes, *(_percent(part, fit.count) for part in parts))
 
 
-def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, left_out: int) -> str:
+def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, omitted: int) -> str:
     if not tight:
         return f"No value other than zero was seen ({short(data)})."
     beyond = sum(_kind(fit) == "high" for fit in tight.values())
     name, first = next(iter(tight.items()))
     words = [f"Magnitudes of {count(len(tight), 'value')} on {short(data)}, against the range of {to.spelling}."]
     words += [f"{count(beyond, 'value does', 'values do')} not fit."] if beyond else []
-    words.append(f"The tightest is {short(name)}: {_ends(first)}, {_spare(first, to)}.")
-    words += [f"{count(left_out, 'value is', 'values are')} zero or not seen, and omitted."] if left_out else []
+    words.append(f"The tightest is {short(name)}: {_ends(first)}, {_margin(first, to)}.")
+    words += [f"{count(omitted, 'value is', 'values are')} zero or not seen, and omitted."] if omitted else []
     return " ".join(words)
 
 

@@ -17,7 +17,7 @@ class Board {
     view.fit(false);
     let width = host.clientWidth;
     addEventListener("resize", () => { if (host.clientWidth !== width) { width = host.clientWidth; view.fit(false); } });
-    if (this.changed.length) view.sight(view.reveal(this.changed[0]));
+    if (this.changed.length) view.ensureVisible(view.reveal(this.changed[0]));
     for (const cell of document.querySelectorAll("[data-vertex]")) { // rows of other figures link to their op
       const go = () => { view.goTo(Number(cell.dataset.vertex)); host.scrollIntoView({ block: "start" }); };
       cell.replaceChildren(make("button", { class: "link", onclick: go }, cell.textContent));

@@ -61,7 +61,7 @@ class GraphLayout {
     this.extents.set(box.p - this.M.number, right);
   }
   /** Return the path of an edge. An edge past other layers runs to their right. */
-  course(edge, turn) {
+  route(edge, turn) {
     const { M, extents } = this, { GAPY } = GraphLayout;
     const a = this.boxes.get(edge.source), b = this.boxes.get(edge.reader);
     const x1 = a.x + a.w / 2, y1 = a.y + a.h, x2 = b.x + b.w / 2, y2 = b.y;

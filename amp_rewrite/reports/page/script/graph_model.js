@@ -123,18 +123,18 @@ class GraphModel {
     for (let s = this.ops.scope[v]; s > 0; s = this.scopes.parent[s]) if (!this.open.has(s)) { this.open.add(s); changed = true; }
     return changed;
   }
-  /** Unfold the eligible scopes, the smallest first, while the drawing stays small; show at least eight parts. */
+  /** Unfold the eligible scopes, the smallest first, while the drawing stays small; show at smallest eight parts. */
   unfoldUpTo(most, eligible = () => true) {
     const { number } = this, size = (p) => this.parts[p - number].length;
     const shown = [number];
     for (let i = 0; i < shown.length; i++) if (this.isOpen(shown[i])) shown.push(...this.parts[shown[i] - number]);
     let closed = shown.filter((p) => p >= number && !this.isOpen(p) && eligible(p - number)), drawn = shown.length;
     while (closed.length) {
-      const least = closed.reduce((a, b) => (size(b) < size(a) ? b : a));
-      if (drawn > 8 && drawn + size(least) > most) break;
-      this.open.add(least - number);
-      drawn += size(least);
-      closed = closed.filter((p) => p !== least).concat(this.parts[least - number].filter((p) => p >= number && eligible(p - number)));
+      const smallest = closed.reduce((a, b) => (size(b) < size(a) ? b : a));
+      if (drawn > 8 && drawn + size(smallest) > most) break;
+      this.open.add(smallest - number);
+      drawn += size(smallest);
+      closed = closed.filter((p) => p !== smallest).concat(this.parts[smallest - number].filter((p) => p >= number && eligible(p - number)));
     }
   }
   /** Fold all scopes, or unfold them from the outside up to `most` parts; return true if all are unfolded. */

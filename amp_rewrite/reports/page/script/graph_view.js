@@ -76,7 +76,7 @@ class GraphView {
     const frames = make("g", {}), lines = make("g", { class: "edges" }), leaves = make("g", {}), marks = make("g", {});
     this.edges = M.edgesShown();
     this.edges.forEach((edge, turn) => {
-      const at = layout.course(edge, turn);
+      const at = layout.route(edge, turn);
       lines.append(make("path", { d: at.d, class: edge.casts.size ? "edge withcast" : "edge", "data-edge": `${edge.source} ${edge.reader}` }));
       if (edge.casts.size) marks.append(this.castMark(edge, at));
     });
@@ -125,7 +125,7 @@ class GraphView {
     this.show();
   }
   /** Center a part unless it is visible. */
-  sight(p) {
+  ensureVisible(p) {
     const box = this.layout.boxes.get(p), { view, frame } = this;
     if (!box) return;
     const x = box.x * view.k + view.x, y = box.y * view.k + view.y;
@@ -185,7 +185,7 @@ class GraphView {
     const { M, current, board } = this, key = event.key;
     if (key.startsWith("Arrow")) {
       const next = this.neighbor(current, key);
-      if (next !== undefined && this.nodes.has(next)) { this.focus(next); this.sight(next); }
+      if (next !== undefined && this.nodes.has(next)) { this.focus(next); this.ensureVisible(next); }
     } else if (key === "Enter" || key === " ") {
       const cast = event.target.closest("[data-cast]");
       if (cast) cast.dispatchEvent(new Event("click"));
