@@ -214,7 +214,7 @@ _FACTS = {
     "mended": "a defect of the model that runtimes overlook",
     "narrowed": "float64 ops that became float32 first",
     "needs_release": "operators that only onnxruntime has, and the oldest release that runs them correctly",
-    "not_fused": "ops that compute a known operator and are not replaced by it",
+    "not_fused": "ops that compute a known operator but are not replaced by it",
     "opset": "a change of the opset, or the obstacle to it",
     "parted": "Transposes inserted between two Reshapes to prevent a fusion that fails",
     "recurrent_state": "states of a step that the kernel of a recurrent op returns in the low type",

@@ -76,7 +76,7 @@ class _GatedFile:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     *parameters.reads("fail_on"),
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
-    parameters.flag("--accept", "Record what fails as accepted in FILE.accepted.json."),
+    parameters.flag("--accept", "Accept the failures in FILE.accepted.json."),
     parameters.form("text", "github", text="Output format; github: workflow annotations."),
     parameters.option(
         "--pages", "FOLDER", "Write an .html page to FOLDER for each FILE that differs.", type=parameters.FILE_OUT
@@ -97,7 +97,7 @@ def gate(
 
     A FILE is a model or a JSON report in git. If the commit lacks it, only --expect checks it. If it cannot be read,
     the others are still compared, and the exit code is 2. For an intended change, --accept writes
-    FILE.accepted.json: commit it with the FILE. The differences are accepted until the base holds that file, too.
+    FILE.accepted.json; commit it with the FILE. The differences are accepted until the base contains that file.
     """
     fail_on, github = parameters.take_settings(given).fail_on, form == "github"
     expectations = [Expectation.parse(text) for text in expect]

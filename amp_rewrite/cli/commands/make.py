@@ -76,8 +76,8 @@ _KEPT = "Inputs and outputs that keep their low type: those that numpy has, all,
 def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
     """Write MODEL as float32 ops that round as half precision does.
 
-    The result shows on any machine what half precision does to the numbers. onnxruntime's CPU provider hides that: it
-    computes most float16 ops in float32, where hardly anything overflows.
+    The result shows the effect of half precision on any machine. onnxruntime's CPU provider hides it: it computes most
+    float16 ops in float32, where almost nothing overflows.
     """
     from amp_rewrite.files.model import Model
     from amp_rewrite.files.store import check_target
