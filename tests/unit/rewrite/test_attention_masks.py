@@ -1,4 +1,4 @@
-"""Masks that are added to scores, and fills behind which ops follow: no flag and no finite number changes."""
+"""Masks added to scores, and fills followed by other ops: flags and finite numbers stay the same."""
 
 import re
 from collections.abc import Mapping
@@ -27,19 +27,19 @@ from support.fusing import kinds, outputs_of
 
 LOWEST = -3.4028234663852886e38
 SHOWN = np.array([[True, False, True], [False, False, False], [True, True, True]])
-"""The second row is masked throughout."""
+"""The second row is fully masked."""
 WHERE = "mask = Where (seen, zero, least)"
 LEFT, RIGHT = np.random.default_rng(3).standard_normal((2, 3, 8)).astype(np.float32) * 4
 SCORES = {"x": LEFT, "w": RIGHT.T.copy(), "seen": SHOWN}
 
 
-def model(made: str = WHERE, reader: str = "y = Softmax (z)", opset: int = 18, **stored: NDArray[Any]) -> ModelProto:
-    """The model with its mask made so, or stored."""
+def model(source: str = WHERE, reader: str = "y = Softmax (z)", opset: int = 18, **stored: NDArray[Any]) -> ModelProto:
+    """Return the model with a computed mask, or with a stored one."""
     text = f"""<ir_version: 8, opset_import: ["": {opset}]>
     g (float[3,8] x, float[8,3] w, bool[3,3] seen) => (float[3,3] y)
     <float zero = {{0}}, float least = {{{LOWEST}}}, float ten = {{10}}, float fair = {{-1e4}}> {{
         a = MatMul (x, w)
-        {"" if "mask" in stored else made}
+        {"" if "mask" in stored else source}
         z = Add (a, mask)
         {reader}
     }}"""
@@ -60,16 +60,16 @@ def run(proto: ModelProto, feed: Mapping[str, Any] = SCORES) -> NDArray[np.float
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
-    found: NDArray[np.float32] = session.run(None, {k: v for k, v in feed.items() if k in names})[0]
-    return found
+    result: NDArray[np.float32] = session.run(None, {k: v for k, v in feed.items() if k in names})[0]
+    return result
 
 
 LEAST = np.where(SHOWN, np.float32(0), np.float32(LOWEST))
 SELECTED = {
     "a Where": model(),
-    "a Where the other way round": model("hidden = Not (seen)  mask = Where (hidden, least, zero)"),
+    "a reversed Where": model("hidden = Not (seen)  mask = Where (hidden, least, zero)"),
     "a constant": model(mask=LEAST),
-    "a constant that is broadcast": model(mask=LEAST[1:2]),
+    "a broadcast constant": model(mask=LEAST[1:2]),
     "a Where, before LogSoftmax": model(reader="y = LogSoftmax (z)"),
 }
 
@@ -86,12 +86,12 @@ def test_scores_are_selected_and_no_bit_of_a_float32_result_changes(name: str) -
 def test_in_float16_a_fully_masked_row_is_as_uniform_as_in_float32(name: str) -> None:
     converted = amp_rewrite.convert(SELECTED[name], lower=["op=Softmax"])
     assert [row.dtype for row in converted.report.rows if row.op in ("Where", "Softmax")] == ["float16"] * 2
-    found = run(amp_rewrite.emulate(converted.model).to_proto())
-    wanted = run(SELECTED[name])
-    assert np.isfinite(found).all()
-    assert (wanted[1] == np.float32(1 / 3)).all()
-    assert (found == 0).tolist() == (wanted < 2.0**-25).tolist()
-    assert np.abs(found - wanted).max() <= 0.03  # scores up to 64 are rounded by up to 2⁻⁵
+    actual = run(amp_rewrite.emulate(converted.model).to_proto())
+    expected = run(SELECTED[name])
+    assert np.isfinite(actual).all()
+    assert (expected[1] == np.float32(1 / 3)).all()
+    assert (actual == 0).tolist() == (expected < 2.0**-25).tolist()
+    assert np.abs(actual - expected).max() <= 0.03  # scores up to 64 are rounded by up to 2⁻⁵
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_mask_chosen_by_a_constant_condition_is_a_constant(text: str, conditio
     assert op_types(view) == "MatMul Add Softmax"
     assert run(view.model.proto).tobytes() == run(proto).tobytes()
     stored = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in view.model.proto.graph.initializer}
-    assert list(stored) == ["ten", "fair", "mask_bounded"]  # what only the mask was made of is gone
+    assert list(stored) == ["ten", "fair", "mask_bounded"]  # constants read only by the mask are removed
     assert stored["mask_bounded"] == np.where(np.tri(3) > 0, 0.0, -16376.0).tolist()
 
 
@@ -190,8 +190,8 @@ REBASED: dict[str, tuple[str, dict[str, Any]]] = {
     "an offset": (PLAIN, {"bias": -0.5 * abs(POSITIONS[:, None] - POSITIONS) - 300}),
     "early rows": (CHOSEN, {"bias": 0.5 * (POSITIONS - KEYS + 1), "seen": LOWER, "fill": FILL}),
     "early rows of hidden keys": (HIDDEN, {"bias": 0.5 * POSITIONS, "seen": ~LOWER, "fill": FILL}),
-    "a mask that is added first": (MASKED_FIRST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
-    "a mask that is added last": (MASKED_LAST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
+    "a mask added first": (MASKED_FIRST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
+    "a mask added last": (MASKED_LAST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
     "a mask in the bias": (PLAIN, {"bias": np.where(LOWER, 0.5 * POSITIONS, -3e38)}),
 }
 
@@ -206,12 +206,12 @@ def rebased(proto: ModelProto, to: DType = DType.FLOAT16) -> ModelProto:
 
 
 def stored(proto: ModelProto) -> list[Any]:
-    held = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
-    return [array for name, array in held.items() if name.endswith("_rebased")]
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    return [array for name, array in arrays.items() if name.endswith("_rebased")]
 
 
 def feeds(step: float) -> dict[str, Any]:
-    """Operands whose products are multiples of a step, or none of any if it is 0."""
+    """Return operands rounded to multiples of a step, or unrounded if it is 0."""
     rng = np.random.default_rng(0)
     arrays = {"q": rng.standard_normal((2, KEYS, 8)), "k": rng.standard_normal((2, 8, KEYS))}
     return {n: (np.round(a / step) * step if step else a).astype(np.float32) for n, a in arrays.items()}
@@ -234,8 +234,8 @@ def test_the_scores_are_low_without_more_casts_and_close_to_float32(name: str, t
     low = [row.dtype for row in converted.report.rows if row.op in ("MatMul", "Add", "Where", "Softmax")]
     assert set(low) == {to.spelling}
     assert sum(node.op_type == "Cast" for node in converted.model.graph.node) - ("Cast" in REBASED[name][0]) <= 3
-    found, exact = (outputs_of(m, feeds(0))[0] for m in (amp_rewrite.emulate(converted.model).to_proto(), proto))
-    assert np.abs(found - exact).max() <= (2e-2 if to is DType.FLOAT16 else 16e-2) * exact.max()
+    actual, exact = (outputs_of(m, feeds(0))[0] for m in (amp_rewrite.emulate(converted.model).to_proto(), proto))
+    assert np.abs(actual - exact).max() <= (2e-2 if to is DType.FLOAT16 else 16e-2) * exact.max()
     assert [f.subject for f in converted.report.findings if f.kind == "bias"] == ["bias"]
 
 
@@ -249,9 +249,9 @@ def test_a_moved_bias_has_no_more_axes_than_its_rows_need(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "constants", "options"),
     [
-        (PLAIN, {"bias": -0.5 * POSITIONS}, {}),  # near 0 at the best key already
+        (PLAIN, {"bias": -0.5 * POSITIONS}, {}),  # already near 0 at the best key
         (PLAIN, {"bias": np.random.default_rng(0).standard_normal(KEYS) * 100}, {}),  # learned
-        (PLAIN, {"bias": 0.5 * POSITIONS}, {"opset": 12}),  # a softmax over all axes behind one
+        (PLAIN, {"bias": 0.5 * POSITIONS}, {"opset": 12}),  # a softmax over all axes from one on
         (PLAIN, {"bias": 0.5 * POSITIONS}, {"outputs": "y b"}),
         (f"{PLAIN};z=Neg(b)", {"bias": 0.5 * POSITIONS}, {"outputs": "y z"}),
         (PLAIN.replace("(b)", "[axis=1](b)"), {"bias": 0.5 * POSITIONS}, {}),
@@ -262,7 +262,7 @@ def test_a_moved_bias_has_no_more_axes_than_its_rows_need(name: str) -> None:
             CHOSEN,
             {"bias": 0.5 * POSITIONS, "fill": FILL, "seen": np.tri(KEYS, k=-1, dtype=bool)},
             {},
-        ),  # a row is blind
+        ),  # a row without visible keys
         (CHOSEN, {"bias": 0.5 * POSITIONS, "fill": np.array(0.0), "seen": LOWER}, {}),
     ],
 )
@@ -316,7 +316,7 @@ def test_sum_and_softmax_are_low_without_a_cast_or_selection_between() -> None:
         (ADDED, mask(-1e4), {}),  # in range
         (ADDED, mask(-1e9), {"to": DType.BFLOAT16}),  # the same
         (ADDED, mask(-np.inf), {}),
-        (ADDED, {"mask": np.where(np.tri(8, k=-1), 0, -1e9)}, {}),  # a row shows no key
+        (ADDED, {"mask": np.where(np.tri(8, k=-1), 0, -1e9)}, {}),  # a row without visible keys
         (ADDED, mask(-1e9), {"opset": 12}),
         (ADDED, mask(-1e9), {"outputs": "y b"}),
         (ADDED.replace("Softmax", "LogSoftmax"), mask(-1e9), {}),
@@ -379,7 +379,7 @@ FILL_NUMBERS: Mapping[str, Any] = {
     "width": np.array([6]),
 }
 SEEN_KEYS = np.tri(6, dtype=bool) & np.array([[[True]], [[True]]])
-SEEN_KEYS[1, 0] = False  # a row that shows nothing
+SEEN_KEYS[1, 0] = False  # a row without visible keys
 S = "a=MatMul(q,k);s=Where(m,a,fill);"
 SOFT = "p=Softmax(d);z=MatMul(p,q)"
 SORTED = "v,i=TopK(s,all);b=Slice(v,first,five,rows);c=Slice(v,second,six,rows);"
@@ -387,7 +387,7 @@ MAX = "r=ReduceMax(s,rows);"
 BOUNDED = {
     "a softmax": f"{S}d=Identity(s);{SOFT}",
     "a temperature": f"{S}d=Div(s,warm);{SOFT}",
-    "a product by two": f"{S}d=Mul(s,two);{SOFT}",
+    "a product with two": f"{S}d=Mul(s,two);{SOFT}",
     "sorted, then a temperature": f"{S}v,i=TopK(s,all);d=Div(v,half);{SOFT}",
     "the larger of two": f"{S}o=Where(m,fill,a);b=Max(s,o);d=Div(b,half);{SOFT}",
     "the smaller of two": f"{S}o=Where(m,fill,a);b=Min(s,o);d=Div(b,half);{SOFT}",
@@ -401,25 +401,25 @@ BOUNDED = {
     "a near number": f"{S}y=Less(s,near)",
 }
 EXACT = {
-    "a product by eight": f"{S}d=Mul(s,eight);{SOFT}",
+    "a product with eight": f"{S}d=Mul(s,eight);{SOFT}",
     "a cold temperature": f"{S}d=Div(s,tenth);{SOFT}",
     "a temperature that is an input": f"{S}d=Div(s,t);{SOFT}",
     "a gate": f"{S}g=Sigmoid(a);d=Mul(s,g);{SOFT}",
-    "itself, added": f"{S}d=Add(s,s);{SOFT}",
+    "added to itself": f"{S}d=Add(s,s);{SOFT}",
     "two masks": f"{S}o=Where(hidden,zero,fill);d=Add(s,o);{SOFT}",
     "two masks, ordered": f"{S}o=Where(hidden,zero,fill);d=Add(s,o);row=ArgMax[axis=-1](d)",
     "the fill itself": f"{S}y=Equal(s,fill)",
     "a far number": f"{S}y=Less(s,far)",
     "the maximum of a row": f"{S}{MAX}row=Less(r,far)",
     "the maximum, divided": f"{S}{MAX}b=Div(r,two);row=Less(b,far)",
-    "the sorted": f"{S}v,i=TopK(s,all);y=Greater(v,farther)",
-    "neighbours": f"{S}{SORTED}d=Sub(b,c);pair=Greater(d,large)",
+    "sorted scores": f"{S}v,i=TopK(s,all);y=Greater(v,farther)",
+    "neighbors": f"{S}{SORTED}d=Sub(b,c);pair=Greater(d,large)",
     "summed over heads": f"{S}b=ReduceSum(s,heads);head=Less(b,farther)",
     "averaged over heads": f"{S}b=ReduceMean(s,heads);head=Less(b,near)",
-    "counted up": f"{S}b=CumSum(s,axis);y=Less(b,farther)",
+    "a running sum": f"{S}b=CumSum(s,axis);y=Less(b,farther)",
     "its inverse": f"{S}b=Div(large,s);c=Abs(b);y=Less(c,one)",
-    "shown": f"{S}y=Identity(s)",
-    "shown, divided": f"{S}y=Div(s,warm)",
+    "an output": f"{S}y=Identity(s)",
+    "a divided output": f"{S}y=Div(s,warm)",
 }
 FAR_FILLS = {"1e9": -1e9, "lowest": -1e37, "float16": -65504.0}
 
@@ -436,7 +436,7 @@ def filled(text: str, fill: float) -> ModelProto:
 
 
 def lowered(converted: Converted) -> set[str]:
-    """The first results of the ops that are low."""
+    """Return the first results of all low ops."""
     low = {op for (op, _), paint in converted.coloring.paints.items() if paint.dtype.low}
     return {converted.view.ops[op].node.output[0] for op in low}
 
@@ -444,21 +444,21 @@ def lowered(converted: Converted) -> set[str]:
 def outputs_in_halves(proto: ModelProto) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     halves = {name: (rng.integers(-2, 3, SHAPES[name]) / 2).astype(np.float32) for name in ("q", "k")}
-    fed = {**halves, "m": SEEN_KEYS, "t": np.array([0.05], np.float32)}
+    arrays = {**halves, "m": SEEN_KEYS, "t": np.array([0.05], np.float32)}
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, {i.name: fed[i.name] for i in session.get_inputs()}), strict=True))
+    return dict(zip(names, session.run(names, {i.name: arrays[i.name] for i in session.get_inputs()}), strict=True))
 
 
 def judge(proto: ModelProto, converted: Converted, to: str) -> None:
-    expected, found = outputs_in_halves(proto), outputs_in_halves(emulate(converted.result).to_proto())
+    expected, actual = outputs_in_halves(proto), outputs_in_halves(emulate(converted.result).to_proto())
     for name, reference in expected.items():
         if reference.dtype != np.float32:
-            np.testing.assert_array_equal(found[name], reference)
+            np.testing.assert_array_equal(actual[name], reference)
             continue
-        assert np.isfinite(found[name]).all()
+        assert np.isfinite(actual[name]).all()
         limit = {"float16": 1e-2, "bfloat16": 8e-2}[to] * float(np.abs(reference).max())
-        assert float(np.abs(found[name] - reference).max()) <= limit
+        assert float(np.abs(actual[name] - reference).max()) <= limit
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
@@ -472,8 +472,8 @@ def test_ops_after_a_fill_give_the_same_flags_and_finite_numbers(name: str, fill
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_fill_of_arbitrary_size_becomes_a_quarter_of_the_largest_number(name: str) -> None:
     converted = convert(filled(BOUNDED[name], -1e9), to="float16")
-    (found,) = (f for f in converted.report.findings if f.kind == "saturated" and f.subject in ("fill", "o"))
-    assert found.message == "the fill value -1e+09 becomes -16376 · harmless: it only selects"
+    (finding,) = (f for f in converted.report.findings if f.kind == "saturated" and f.subject in ("fill", "o"))
+    assert finding.message == "the fill value -1e+09 becomes -16376 · harmless: it only selects"
     low = lowered(converted)
     assert low & {"s", "b", "p", "d"}
 

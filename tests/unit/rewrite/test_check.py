@@ -1,4 +1,4 @@
-"""The last look at a converted model, and operators that onnxruntime registers and onnx does not know."""
+"""The final check of a converted model, and onnxruntime's operators unknown to onnx."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,41 +49,42 @@ def converted(body: str) -> Converted:
     return convert(onnx.parser.parse_model(text), target="onnx")
 
 
-@pytest.mark.parametrize("teller", TEXTS)
-def test_planned_types_pass_by_the_expected_check(teller: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = converted(TEXTS[teller])
-    asked = []
-    monkeypatch.setattr(View, "of", lambda model: asked.append(model) or index(model))
-    assert check(found.view.model, found.view, found.plan, found.result) == ()
-    assert bool(asked) is teller.startswith("our schemas")
+@pytest.mark.parametrize("source", TEXTS)
+def test_planned_types_pass_by_the_expected_check(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = converted(TEXTS[source])
+    indexed = []
+    monkeypatch.setattr(View, "of", lambda model: indexed.append(model) or index(model))
+    assert check(result.view.model, result.view, result.plan, result.result) == ()
+    assert bool(indexed) is source.startswith("our schemas")
 
 
-@pytest.mark.parametrize("teller", TEXTS)
-def test_a_value_with_an_unplanned_type_is_refused(teller: str) -> None:
-    found = converted(TEXTS[teller])
-    value = next(v for v in sorted(found.plan.retype) if v not in found.plan.rename)
-    name, float32 = found.view.value_name(value), {**found.plan.retype, value: DType.FLOAT}
-    for lied, subject, told in (
-        (replace(found.plan, retype=float32), name, "float16 after the conversion, not float32"),
-        (replace(found.plan, rename={value: "gone"}), "gone", "unknown after the conversion, not float16"),
+@pytest.mark.parametrize("source", TEXTS)
+def test_a_value_with_an_unplanned_type_is_refused(source: str) -> None:
+    result = converted(TEXTS[source])
+    value = next(v for v in sorted(result.plan.retype) if v not in result.plan.rename)
+    name, float32 = result.view.value_name(value), {**result.plan.retype, value: DType.FLOAT}
+    for plan, subject, mismatch in (
+        (replace(result.plan, retype=float32), name, "float16 after the conversion, not float32"),
+        (replace(result.plan, rename={value: "gone"}), "gone", "unknown after the conversion, not float16"),
     ):
         with pytest.raises(ConversionError) as caught:
-            check(found.view.model, found.view, lied, found.result)
-        assert str(caught.value) == f"value {subject!r} is {told} as planned; nothing was written; please report this"
+            check(result.view.model, result.view, plan, result.result)
+        fact = f"value {subject!r} is {mismatch} as planned"
+        assert str(caught.value) == f"{fact}; nothing was written; please report this"
 
 
 TARGETS = ("ort-cuda", "onnx", "tensorrt")
 
 
 def model(op: str, *, opset: int = 13) -> ModelProto:
-    """A product, this op, and a product."""
+    """Return a model with this op between two products."""
     return _parsed(f"a = MatMul (x, w)  n = {op}  y = MatMul (n, w)", opset)
 
 
 def _parsed(body: str, opset: int = 13, functions: str = "") -> ModelProto:
     head = f'<ir_version: 8, opset_import: ["": {opset}, "own": 1]>'
-    held = "float[8] s = {1, 2, 3, 4, 1, 2, 3, 4}, float[8] b = {0, 1, 0, 1, 0, 1, 0, 1}, bool yes = {1}"
-    text = f"{head} g (float[N,8] x) => (float[N,8] y) <{held}> {{ {body} }} {functions}"
+    initializers = "float[8] s = {1, 2, 3, 4, 1, 2, 3, 4}, float[8] b = {0, 1, 0, 1, 0, 1, 0, 1}, bool yes = {1}"
+    text = f"{head} g (float[N,8] x) => (float[N,8] y) <{initializers}> {{ {body} }} {functions}"
     proto = onnx.parser.parse_model(text)
     weight = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
@@ -99,13 +100,13 @@ def outputs(proto: ModelProto) -> np.ndarray:
     ["SimplifiedLayerNormalization (a, s)", "LayerNormalization (a, s, b)", "LayerNormalization <axis = -1> (a, s)"],
 )
 @pytest.mark.parametrize("target", TARGETS)
-def test_norms_of_the_runtime_are_lowered_and_open(op: str, target: str) -> None:
+def test_the_runtimes_own_norms_are_lowered_and_run(op: str, target: str) -> None:
     proto = model(op)
     result = convert(proto, target=target)
     assert {row.dtype for row in result.report.rows} == {"float16"}
     np.testing.assert_allclose(outputs(result.model), outputs(proto), rtol=1e-2, atol=1e-2)
-    told = [finding.subject for finding in result.report.findings if finding.kind == "runtime_only"]
-    assert told == ([op.partition(" ")[0]] if target != "ort-cuda" else [])
+    reported = [finding.subject for finding in result.report.findings if finding.kind == "runtime_only"]
+    assert reported == ([op.partition(" ")[0]] if target != "ort-cuda" else [])
 
 
 NORM = '<domain: "own", opset_import: ["": 13]> norm (a, b) => (n) { n = SimplifiedLayerNormalization (a, b) }'
@@ -116,7 +117,7 @@ BRANCHES = """m = MatMul (x, w)  y = If (yes) <
 
 @pytest.mark.parametrize("fuse", ["basic", "none"])
 def test_norms_of_the_runtime_may_be_in_bodies_and_functions(fuse: str) -> None:
-    """onnxruntime 1.31.1 dies of such a function; converted, it is inlined."""
+    """onnxruntime 1.31.1 crashes on such a function, but the conversion inlines it."""
     called, plain = (f"n = {norm} (x, s)  y = MatMul (n, w)" for norm in ("own.norm", "SimplifiedLayerNormalization"))
     for proto, same in ((_parsed(called, functions=NORM), _parsed(plain)), (_parsed(BRANCHES), _parsed(BRANCHES))):
         result = convert(proto, fuse=fuse)
@@ -132,7 +133,7 @@ def test_an_unregistered_operator_is_refused(op: str) -> None:
         convert(model(op))
 
 
-def test_a_file_of_the_runtimes_optimizer_is_converted_and_verified(tmp_path: Path) -> None:
+def test_a_file_written_by_the_runtimes_optimizer_is_converted_and_verified(tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -1,4 +1,4 @@
-"""The float32 twin of a mixed model: what it rounds, what it leaves alone, and how it stands in for real kernels."""
+"""The float32 twin of a mixed model: rounded values, unrounded values, and agreement with half-precision kernels."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,14 +27,14 @@ def parsed(graph: str, functions: str = "", opset: int = 22, domains: str = "") 
 
 
 def twin(model: object, **options: Any) -> ModelProto:
-    """The emulation, which must be a valid model of unique names."""
-    found = emulate(model, **options).to_proto()
-    assert of_checker(found) + of_names(found) == []
-    return found
+    """Emulate a model; the twin must be valid and have unique names."""
+    proto = emulate(model, **options).to_proto()
+    assert of_checker(proto) + of_names(proto) == []
+    return proto
 
 
 def kinds(model: ModelProto) -> list[str]:
-    """Op types in order, bodies after their op, Casts with the type they give."""
+    """Return the op types in order, bodies after their op, Casts with their target type."""
     return [
         node.op_type + "".join(f"→{DType(a.i).spelling}" for a in node.attribute if a.name == "to")
         for graph in graphs(model.graph)
@@ -43,18 +43,18 @@ def kinds(model: ModelProto) -> list[str]:
 
 
 def low_values(model: ModelProto) -> list[str]:
-    """Values of a low type that anything but a Cast reads or makes."""
+    """Return the names of low values read or computed by an op other than a Cast."""
     view = View.of(Model.load(model))
-    found = []
+    names = []
     for op in view.ops:
         if op.kind != "Cast":
-            touched = [v for v in (*op.inputs, *op.outputs) if v is not None]
-            found += [view.value_name(v) for v in touched if (t := view.dtype(v)) is not None and t.low]
-    return found
+            values = [v for v in (*op.inputs, *op.outputs) if v is not None]
+            names += [view.value_name(v) for v in values if (t := view.dtype(v)) is not None and t.low]
+    return names
 
 
 def agrees(text: str, feeds: Mapping[str, object], low: DType, functions: str = "", **options: int) -> ModelProto:
-    """The twin of a model written with LOW for its low type; bit-equal to the reference at every level."""
+    """Return the twin of a model text with LOW as its low type; its results equal the reference's at every level."""
     model = parsed(text.replace("LOW", low.onnx_name), functions.replace("LOW", low.onnx_name), **options)
     found = twin(model, io="float32")
     with np.errstate(all="ignore"):
@@ -62,8 +62,8 @@ def agrees(text: str, feeds: Mapping[str, object], low: DType, functions: str = 
         expected = ReferenceEvaluator(model).run(None, low_feeds)
     wide = {k: v.astype(np.float32) if k in feeds and feeds[k].dtype == np.float32 else v for k, v in low_feeds.items()}  # type: ignore[attr-defined]
     for level in ("BASIC", "ALL"):
-        for mine, right in zip(run(found, wide, level), expected, strict=True):
-            for a, b in zip(mine, right, strict=True) if isinstance(right, list) else [(mine, right)]:
+        for actual, right in zip(run(found, wide, level), expected, strict=True):
+            for a, b in zip(actual, right, strict=True) if isinstance(right, list) else [(actual, right)]:
                 if b.dtype == low.numpy:
                     b = b.astype(np.float32)
                 np.testing.assert_array_equal(a, b)
@@ -95,17 +95,17 @@ def test_float32_inputs_are_rounded_first(low: DType) -> None:
 @both_types
 @pytest.mark.parametrize("rounding", [True, False])
 def test_weights_are_rounded(low: DType, rounding: bool, tmp_path: Path) -> None:
-    """Also those that lie in a file as float32 and wait for their cast."""
+    """This includes float32 weights in a file with a pending cast."""
     model = parsed("g (float[1, 96] x) => (float[1, 96] y) { y = MatMul (x, w) }")
     weight = np.random.default_rng(3).standard_normal((96, 96)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(model, tmp_path / "m.onnx")
     converted = amp_rewrite.convert(tmp_path / "m.onnx", to=low.spelling)
     converted.save(tmp_path / "low.onnx")
-    for source_ in (converted.result, tmp_path / "low.onnx"):
-        emulate(source_, rounding=rounding).save(tmp_path / "twin.onnx", overwrite=True)
-        (held,) = onnx.load(tmp_path / "twin.onnx").graph.initializer
-        np.testing.assert_array_equal(onnx.numpy_helper.to_array(held), weight.astype(low.numpy).astype(np.float32))
+    for source in (converted.result, tmp_path / "low.onnx"):
+        emulate(source, rounding=rounding).save(tmp_path / "twin.onnx", overwrite=True)
+        (tensor,) = onnx.load(tmp_path / "twin.onnx").graph.initializer
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), weight.astype(low.numpy).astype(np.float32))
 
 
 # -- edges ---------------------------------------------------------------------------------------------
@@ -124,19 +124,19 @@ EDGES = "g (float16[2] h, bfloat16[2] b) => (float16[2] y, bfloat16[2] z) { y = 
 )
 def test_inputs_and_outputs_have_the_requested_types(io: str, expected: list[str]) -> None:
     found = twin(parsed(EDGES), io=io)
-    listed = (*found.graph.input, *found.graph.output)
-    assert [f"{v.name} {DType(v.type.tensor_type.elem_type).spelling}" for v in listed] == expected
+    values = (*found.graph.input, *found.graph.output)
+    assert [f"{v.name} {DType(v.type.tensor_type.elem_type).spelling}" for v in values] == expected
     session(found)
 
 
 def test_an_unknown_io_option_is_refused() -> None:
-    said = "unknown io 'low' for an emulation; use one of numpy, same, float32"
-    with pytest.raises(amp_rewrite.PolicyError, match=said):
+    message = "unknown io 'low' for an emulation; use one of numpy, same, float32"
+    with pytest.raises(amp_rewrite.PolicyError, match=message):
         emulate(parsed(EDGES), io="low")
 
 
 def test_float16_edges_carry_the_inner_values() -> None:
-    """A result that is read again, an input that is an output, a weight that is one, an input read in a body."""
+    """Cases: a result with readers, an input and a weight as outputs, an input read in a body."""
     model = parsed("""g (float16[2] x, bool c) => (float16[2] y, float16[2] z, float16[2] x2, float16[2] w)
       <float16[2] w = {15872, 16640}> {
         y = Mul (x, x)
@@ -152,9 +152,9 @@ def test_float16_edges_carry_the_inner_values() -> None:
         feeds = {"x": x, "c": np.array(c)}
         with np.errstate(over="ignore"):
             expected = ReferenceEvaluator(model).run(None, feeds)
-        for mine, right in zip(run(found, feeds), expected, strict=True):
-            np.testing.assert_array_equal(mine, right)
-            assert mine.dtype == np.float16  # type: ignore[attr-defined]
+        for actual, right in zip(run(found, feeds), expected, strict=True):
+            np.testing.assert_array_equal(actual, right)
+            assert actual.dtype == np.float16  # type: ignore[attr-defined]
 
 
 def test_the_default_of_an_input_stays_a_default() -> None:
@@ -189,7 +189,7 @@ def test_the_models_casts_round_or_disappear() -> None:
 # -- bodies, functions, containers ---------------------------------------------------------------------
 
 
-HELD: dict[str, tuple[str, dict[str, np.ndarray], str, int]] = {
+NESTED: dict[str, tuple[str, dict[str, np.ndarray], str, int]] = {
     "branches": (
         """g (LOW[3, 4] x, bool c) => (LOW[3, 4] y) {
             k = Mul (x, x)
@@ -227,20 +227,20 @@ HELD: dict[str, tuple[str, dict[str, np.ndarray], str, int]] = {
         4,
     ),
 }
-"""By name: the model, what it is fed, its functions, and how many values are rounded."""
+"""By name: the model, its feeds, its functions, and the number of rounded values."""
 
 
 @both_types
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", NESTED)
 def test_ops_with_bodies_are_emulated(name: str, low: DType) -> None:
-    text, feeds, functions, rounded = HELD[name]
+    text, feeds, functions, rounded = NESTED[name]
     domains = ', "here": 1' if functions else ""
     found = agrees(text, {"x": X, **feeds}, low, functions, domains=domains)  # type: ignore[arg-type]
     assert kinds(found).count(f"Cast→{low.spelling}") == rounded
 
 
 def test_sequences_hold_rounded_values() -> None:
-    """bfloat16 sequences are in no schema before opset 23."""
+    """No schema has bfloat16 sequences before opset 23."""
     agrees(
         """g (float16[3, 4] x, int64 i) => (float16[6, 4] y, float16[3, 4] z, int64 n) {
             a = Mul (x, x)  s = SequenceConstruct (x, a)  t = SequenceInsert (s, a, i)  u = SequenceErase (t, i)
@@ -310,7 +310,7 @@ def test_sparse_weights_are_rounded(low: DType) -> None:
         np.testing.assert_array_equal(y, np.float32([tenth, 0, 0, 3]))
 
 
-# -- what stays low ------------------------------------------------------------------------------------
+# -- ops that stay low ----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < 26, reason="this onnx has no BitCast")
@@ -352,7 +352,7 @@ def test_fused_ops_round_their_outputs_and_a_sum_before_its_norm() -> None:
     norm = "y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)"
     inputs, outputs = "LOW[2, 3, 4] x, LOW[4] w", "LOW[2, 3, 4] y, LOW[2, 3, 4] sum"
 
-    def made(text: str, low: str) -> ModelProto:
+    def build(text: str, low: str) -> ModelProto:
         return parsed(text.replace("LOW", low), domains=', "com.microsoft": 1')
 
     def rounded(array: np.ndarray) -> np.ndarray:
@@ -360,12 +360,12 @@ def test_fused_ops_round_their_outputs_and_a_sum_before_its_norm() -> None:
 
     rng = np.random.default_rng(2)
     feeds = {"x": rounded(rng.standard_normal((2, 3, 4))), "w": rounded(rng.standard_normal(4))}
-    found = run(twin(made(f"g ({inputs}) => ({outputs}) {{ {gelu}  {norm} }}", "float16"), io="float32"), feeds)
-    (f,) = run(made(f"g ({inputs}) => (LOW[2, 3, 4] f) {{ {gelu} }}", "float"), feeds)
+    found = run(twin(build(f"g ({inputs}) => ({outputs}) {{ {gelu}  {norm} }}", "float16"), io="float32"), feeds)
+    (f,) = run(build(f"g ({inputs}) => (LOW[2, 3, 4] f) {{ {gelu} }}", "float"), feeds)
     halves = rounded(rounded(f) + feeds["x"]) / 2
-    rest = made(f"g ({inputs}, LOW[2, 3, 4] f) => ({outputs}) {{ {norm} }}", "float")
-    for mine, right in zip(found, run(rest, {"f": halves, "x": halves, "w": feeds["w"]}), strict=True):
-        np.testing.assert_array_equal(mine, rounded(right))
+    norm_of_sum = build(f"g ({inputs}, LOW[2, 3, 4] f) => ({outputs}) {{ {norm} }}", "float")
+    for actual, right in zip(found, run(norm_of_sum, {"f": halves, "x": halves, "w": feeds["w"]}), strict=True):
+        np.testing.assert_array_equal(actual, rounded(right))
 
 
 def test_a_model_of_only_other_domains_imports_the_opset_of_its_casts() -> None:
@@ -379,7 +379,7 @@ def test_a_model_of_only_other_domains_imports_the_opset_of_its_casts() -> None:
 
 
 def widened(model: object, io: str = "float32") -> ModelProto:
-    """The widened twin, which must be a valid model of unique names."""
+    """Return the widened twin, which must be valid and have unique names."""
     return twin(model, io=io, rounding=False)
 
 

@@ -1,6 +1,6 @@
-"""The emulation, op by op, on onnx's own cases: the float32 kernel's result on rounded inputs, rounded once.
+"""The emulation of each op on onnx's own cases: the float32 kernel's result on rounded inputs, rounded once.
 
-In float16 and bfloat16, with overflow and subnormals, with and without optimizations.
+This is tested in float16 and bfloat16, with overflow and subnormals, with and without optimizations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,20 +17,20 @@ from support.objections import refusals, session
 from support.one_op import Case, cases, fed, holds_low_values, largest_distance, lowered, widened
 from support.rounded_once import rounded_once
 
-# By what the inputs are multiplied: results overflow; inputs and results are subnormal.
+# Factors of the inputs, for overflowing results and for subnormal inputs and results.
 FACTORS = {
     DType.FLOAT16: {"plain": 1.0, "overflow": 3e4, "subnormal": 1e-6},
     DType.BFLOAT16: {"plain": 1.0, "overflow": 2e38, "subnormal": 1e-39},
 }
 pytestmark = pytest.mark.skipif(
     tuple(int(part) for part in version("onnx").split(".")[:2]) < (1, 23),
-    reason="what is listed below was found with the cases of onnx 1.23 and onnxruntime 1.31",
+    reason="the lists below were collected with the cases of onnx 1.23 and onnxruntime 1.31",
 )
 
 NOT_COMPARED = {"CausalConvWithState", "LinearAttention", "SwiGLU"}
 NOT_COMPARED |= {"GlobalLpPool", "Scatter", "SimplifiedLayerNormalization"}
-"""Of opset 27, which onnxruntime does not open; or ops that onnx has no case for."""
-# In `test_emulate.py`, as a chain of them is needed.
+"""Ops of opset 27, which onnxruntime does not open, and ops without an onnx case."""
+# Tested in chains, in `test_emulate.py`.
 CHAINED = {"ConcatFromSequence", *(f"Sequence{name}" for name in ("At", "Construct", "Empty", "Erase", "Insert"))}
 CHAINED |= {"SequenceLength"}
 LOW = (DType.FLOAT16, DType.BFLOAT16)
@@ -40,25 +40,25 @@ NO_LIST += ("OptionalHasElement", "QuantizeLinear", "Sin", "Unique", "Upsample")
 
 
 def listed() -> list[str]:
-    """The ai.onnx ops on the lists for either type, and some that are on none."""
-    keys = {key for low in LOW for key, entries in load_lists(low).entries.items() if _coloured(entries)}
+    """Return the ai.onnx ops on the list for either type, and some unlisted ones."""
+    keys = {key for low in LOW for key, entries in load_lists(low).entries.items() if _colored(entries)}
     return sorted({op_type for domain, op_type in keys if domain == ""} | set(NO_LIST))
 
 
-def _coloured(entries: Sequence[Entry]) -> bool:
+def _colored(entries: Sequence[Entry]) -> bool:
     return any(entry.color is not Color.UNLISTED for entry in entries)
 
 
 def objections(case: Case, low: DType) -> Iterator[str]:
-    """One for each kind of input, "" if there is none; nothing if the case cannot be lowered, or run in float32."""
+    """Yield one per kind of input, "" for no objection; nothing if the case cannot be lowered, or run in float32."""
     try:
-        made = lowered(case, low)
+        low_case = lowered(case, low)
         original = session(case.model)
     except (ModelError, *refusals()):
         return
-    if made is None:
+    if low_case is None:
         return
-    model, names = made
+    model, names = low_case
     twin = rounded_once(model, io="float32").proto
     fast, plain = session(twin), session(twin, "DISABLE_ALL")
     for kind, factor in FACTORS[low].items():
@@ -67,12 +67,12 @@ def objections(case: Case, low: DType) -> Iterator[str]:
             kernel = original.run(None, wide)  # type: ignore[attr-defined]
         except refusals():
             continue
-        found, unoptimized = (one.run(None, wide) for one in (fast, plain))  # type: ignore[attr-defined]
-        if not holds_low_values(found, model.graph.output, low):
+        optimized, unoptimized = (one.run(None, wide) for one in (fast, plain))  # type: ignore[attr-defined]
+        if not holds_low_values(optimized, model.graph.output, low):
             yield f"{case.name}, {kind}: a value is not of the low type"
-        elif largest_distance(found, unoptimized, low):
+        elif largest_distance(optimized, unoptimized, low):
             yield f"{case.name}, {kind}: optimized and unoptimized differ"
-        elif largest_distance(found, kernel, low):
+        elif largest_distance(optimized, kernel, low):
             yield f"{case.name}, {kind}: not the rounded result of the float32 kernel"
         else:
             yield ""

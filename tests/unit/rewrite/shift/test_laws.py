@@ -1,4 +1,4 @@
-"""Operators and random graphs between shifted values: the same bits, whatever the exponents are; what it costs."""
+"""Operators and random graphs with shifted values: the same bits for any exponents, and the cost in digits."""
 
 import re
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ from support.shifting import bits, sandwiched, shifted_at_random, shifted_to
 
 _UNTESTED = {"BatchNormalization", "RoiAlign", "SimplifiedLayerNormalization"}
 _UNTESTED |= {"ConcatFromSequence", "SequenceAt", "SequenceErase"}
-"""Records that a test of their own covers, or that onnx has no case for that onnxruntime runs; copies of sequences."""
+"""Records with their own test or without an onnx case that onnxruntime runs; copies of sequences."""
 
 
 def _changed(case: Case) -> int:
-    """Compare the bits for some seeds; return the number of changed nodes, 0 without a kernel on this machine."""
+    """Compare the bits for two seeds; return the number of changed nodes, 0 without a kernel on this machine."""
     model = sandwiched(case.model)
     try:
         view = View.of(Model.load(model))
@@ -62,8 +62,8 @@ PASSED = {
     "a residual stream": "h=MatMul(x,w);r=Relu(h);a=Add(h,r);y=MatMul(a,w)",
     "a bias": "h=Gemm(x,w,g);y=Gemm(h,w,g)",
     "a norm": "h=MatMul(x,w);y=LayerNormalization(h,g,g)",
-    "a norm of RMS": "h=MatMul(x,w);y=RMSNormalization(h,g)",
-    "a norm, written out": "h=MatMul(x,w);s=Mul(h,h);m=ReduceMean(s,axes);e=Add(m,eps);r=Sqrt(e);n=Div(h,r);y=Mul(n,g)",
+    "an RMS norm": "h=MatMul(x,w);y=RMSNormalization(h,g)",
+    "a written-out norm": "h=MatMul(x,w);s=Mul(h,h);m=ReduceMean(s,axes);e=Add(m,eps);r=Sqrt(e);n=Div(h,r);y=Mul(n,g)",
     "an inverse root": (
         "h=MatMul(x,w);s=Pow(h,two);m=ReduceMean(s,axes);e=Add(m,eps);r=Sqrt(e);i=Reciprocal(r);n=Mul(h,i);y=Mul(n,g)"
     ),
@@ -152,7 +152,7 @@ def integers(*numbers: int, dtype: type = np.int32) -> NDArray[Any]:
 
 
 class Node(NamedTuple):
-    """One op: its inputs in order, what it gives, attributes. `weights`: those inputs that are constants."""
+    """One op: its inputs in order, its outputs, its attributes. `weights`: its constant inputs."""
 
     kind: str
     inputs: Mapping[str, Any]
@@ -166,7 +166,7 @@ def qkv() -> dict[str, Any]:
 
 
 def grouped(more: Mapping[str, Any] = {}, *, packed: bool = False) -> dict[str, Any]:
-    """Queries of four heads, keys and values of two, caches, lengths; `more` are the inputs that follow."""
+    """Return queries with four heads, keys and values with two, caches, and lengths; `more` inputs follow."""
     q = {"q": floats(1, 1, 64 + 64), "k": None, "v": None} if packed else {"q": floats(1, 1, 64), "k": floats(1, 1, 32)}
     q = q if packed else {**q, "v": floats(1, 1, 32)}
     caches = {"past_k": floats(1, 2, 4, 16), "past_v": floats(1, 2, 4, 16)}
@@ -178,7 +178,7 @@ GROUPED = {"num_heads": 4, "kv_num_heads": 2}
 CACHED = "y,present_k,present_v"
 NODES = {
     "attention of several heads": Node("MultiHeadAttention", qkv(), CACHED, {"num_heads": 2}),
-    "a mask and a scale of its own": Node(
+    "a mask and an explicit scale": Node(
         "MultiHeadAttention",
         {**qkv(), "bias": None, "padding": integers(2, 3), "mask": floats(2, 2, 3, 3)},
         "y",
@@ -220,7 +220,7 @@ NODES = {
         "w1 s1 b1 w2 s2 b2",
     ),
     "a scaled product": Node("FusedMatMul", {"x": floats(4, 8), "w": floats(8, 3)}, "y", {"alpha": 0.3}),
-    "weights of four bits": Node(
+    "four-bit weights": Node(
         "MatMulNBits",
         {"x": floats(4, 32), "w": RNG.integers(0, 255, (3, 1, 16)).astype(np.uint8), "s": np.abs(floats(3))},
         "y",
@@ -234,7 +234,7 @@ NODES = {
         {},
         "g b c",
     ),
-    "a sum and its norm of RMS": Node(
+    "a sum and its RMS norm": Node(
         "SkipSimplifiedLayerNormalization",
         {"x": floats(2, 3, 8), "z": floats(2, 3, 8), "g": floats(8)},
         "y,,,sum",
@@ -261,7 +261,7 @@ ELSEWHERE = {
         "qn kn",
     ),
 }
-"""Forms without a kernel for CPUs."""
+"""Forms without a CPU kernel."""
 
 
 def built(one: Node) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
@@ -273,8 +273,8 @@ def built(one: Node) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
     weights = one.weights.split()
     types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
     inputs = [helper.make_tensor_value_info(n, types[n], a.shape) for n, a in arrays.items() if n not in weights]
-    made = {"QuantizeLinear": TensorProto.UINT8}.get(one.kind, TensorProto.FLOAT)
-    outputs = [helper.make_tensor_value_info(n, made, None) for n in node.output if n]
+    output_type = {"QuantizeLinear": TensorProto.UINT8}.get(one.kind, TensorProto.FLOAT)
+    outputs = [helper.make_tensor_value_info(n, output_type, None) for n in node.output if n]
     tensors = [numpy_helper.from_array(arrays[name], name) for name in weights]
     graph = helper.make_graph([node], "g", inputs, outputs, tensors)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
@@ -283,7 +283,7 @@ def built(one: Node) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_no_operator_of_onnxruntime_changes_a_bit_by_a_shift(name: str) -> None:
+def test_no_operator_of_onnxruntime_changes_a_bit_under_a_shift(name: str) -> None:
     model, feeds = built(NODES[name])
     model = sandwiched(model)
     view = View.of(Model.load(model))
@@ -332,7 +332,7 @@ def fit_of(array: Array) -> Fit:
 
 
 def added(array: Array, exponent: int, *, flush: bool) -> float:
-    """The ratio of the rounding errors after and before a shift."""
+    """Return the ratio of the rounding errors after and before a shift."""
     shifted = np.ldexp(array, -exponent).astype(np.float16).astype(np.float64)
     if flush:
         shifted = np.where(np.abs(shifted) < TO.tiny, 0, shifted)
@@ -344,16 +344,16 @@ def added(array: Array, exponent: int, *, flush: bool) -> float:
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0, 1e4])
 def test_counts_distinguish_shifts_that_lose_digits(size: float, flush: bool) -> None:
     array = (NORMAL * size).astype(np.float32).astype(np.float64)
-    told = [e for e in range(40) if value_fits(fit_of(array), e, TO, flush=flush)]
-    kept = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MAX_ADDED_ERROR]
-    assert told == list(range(len(told)))
-    assert kept[-1] - 6 <= told[-1] <= kept[-1]
+    predicted = [e for e in range(40) if value_fits(fit_of(array), e, TO, flush=flush)]
+    precise = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MAX_ADDED_ERROR]
+    assert predicted == list(range(len(predicted)))
+    assert precise[-1] - 6 <= predicted[-1] <= precise[-1]
     parts = np.split(array.astype(np.float32), [5000])
-    assert [e for e in range(1, 40) if constant_fits(parts, fit_of(array), e, TO, flush=flush)] == kept[1:]
+    assert [e for e in range(1, 40) if constant_fits(parts, fit_of(array), e, TO, flush=flush)] == precise[1:]
 
 
 @pytest.mark.parametrize(
-    ("fit", "exponent", "keeps"),
+    ("fit", "exponent", "fits"),
     [
         (Fit(), 20, True),
         (Fit(count=4, absmax=1.0, absmin=1.0), 14, True),
@@ -362,16 +362,16 @@ def test_counts_distinguish_shifts_that_lose_digits(size: float, flush: bool) ->
         (Fit(count=4, absmax=1.0, absmin=1e-7, flushed=1), -3, True),
     ],
 )
-def test_without_small_numbers_a_shift_keeps_all_digits(fit: Fit, exponent: int, keeps: bool) -> None:
-    assert value_fits(fit, exponent, TO, flush=False) is keeps
+def test_without_small_numbers_a_shift_keeps_all_digits(fit: Fit, exponent: int, fits: bool) -> None:
+    assert value_fits(fit, exponent, TO, flush=False) is fits
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_a_constant_must_stay_in_its_range(size: int) -> None:
     constant = np.full(size, 0.5, np.float32)
-    constant[size // 3] = 2  # of a large one, a sample is rounded
-    keeps = [constant_fits([constant], fit_of(constant), e, TO, flush=False) for e in (-14, -15)]
-    assert keeps == [True, False]
+    constant[size // 3] = 2  # of a large constant, only a sample is rounded
+    fits = [constant_fits([constant], fit_of(constant), e, TO, flush=False) for e in (-14, -15)]
+    assert fits == [True, False]
 
 
 @pytest.mark.parametrize(
