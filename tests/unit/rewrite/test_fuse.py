@@ -1,4 +1,4 @@
-"""What becomes one operator before painting, what does not and why, and that both compute the same."""
+"""Fusion into one operator before painting: fused forms, refused forms and reasons, and equal results."""
 
 from typing import Any
 
@@ -38,22 +38,22 @@ AUTO = f"the same numbers, more kernels · {FASTER}"
 )
 def test_a_decomposed_operator_becomes_one_op(body: str, opset: int, expected: list[str] | None) -> None:
     model = model_of(body, opset)
-    made, told = standard(model)
-    assert kinds(made) == (expected or ["RMSNormalization"])
-    assert [kind for kind, _, _ in told] == ["fused"]
-    agree(model, made)
+    result, notes = standard(model)
+    assert kinds(result) == (expected or ["RMSNormalization"])
+    assert [kind for kind, _, _ in notes] == ["fused"]
+    agree(model, result)
 
 
 def test_a_fusion_records_its_ops_and_leaves_no_unused_constant() -> None:
-    made, told = standard(model_of(LAYER_NORM + "g = Mul (n, gain)  y = Add (g, shift)"))
-    (node,) = made.graph.node
+    result, notes = standard(model_of(LAYER_NORM + "g = Mul (n, gain)  y = Add (g, shift)"))
+    (node,) = result.graph.node
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     assert (node.name, list(node.input), list(node.output)) == ("the_y", ["x", "gain", "shift"], ["y"])
     assert attributes == {"axis": -1, "epsilon": float(np.float32(1e-5))}
-    assert {"gain", "shift"} <= {t.name for t in made.graph.initializer}
-    assert not {"eps", "last", "two"} & {t.name for t in made.graph.initializer}
+    assert {"gain", "shift"} <= {t.name for t in result.graph.initializer}
+    assert not {"eps", "last", "two"} & {t.name for t in result.graph.initializer}
     parts = "the_m, the_d, the_p, the_v, the_e, the_s, the_n, the_g, the_y"
-    assert told == [("fused", "the_y", f"layer normalization: one LayerNormalization in place of {parts}")]
+    assert notes == [("fused", "the_y", f"layer normalization: one LayerNormalization in place of {parts}")]
 
 
 FIRST_AXIS = LAYER_NORM.replace("last", "first") + "y = Mul (n, gain)"
@@ -96,9 +96,9 @@ def test_near_misses_of_the_operator_stay(body: str, opset: int, inputs: str, wh
     kind = "gelu_erf" if "Erf" in body else "layer_normalization" if "Sub" in body else "rms_normalization"
     outputs = "float[A,B] y" if "[A,B]" in inputs else "float[1,N] y" if "[N]" in inputs else "float[2,4] y"
     model = model_of(body, opset, outputs, inputs)
-    made, told = standard(model)
-    assert [(subject, message.partition("): ")[2]) for _, subject, message in told] == [(kind, why)]
-    assert made.SerializeToString() == model.SerializeToString()
+    result, notes = standard(model)
+    assert [(subject, message.partition("): ")[2]) for _, subject, message in notes] == [(kind, why)]
+    assert result.SerializeToString() == model.SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_near_misses_of_the_operator_stay(body: str, opset: int, inputs: str, wh
     ],
 )
 def test_coefficients_other_than_those_of_gelu_fail_the_trial(body: str) -> None:
-    """A must-fail twin of the proof: the structure is that of GELU, the function another."""
+    """The structure is GELU's, but the function is not, so the proof must fail."""
     model = model_of(body, 20)
-    made, told = standard(model)
-    assert [(kind, message.rpartition(" by ")[0]) for kind, _, message in told] == [
+    result, notes = standard(model)
+    assert [(kind, message.rpartition(" by ")[0]) for kind, _, message in notes] == [
         ("not_fused", ENDS_IN_Y + "on random inputs the results differ")
     ]
-    assert kinds(made) == kinds(model)
+    assert kinds(result) == kinds(model)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_fusion_never_loses_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         "amp_rewrite.runtime.kernels.load_kernels", lambda _release="": Kernels("no runtime", "cuda", {}, {})
     )
     model = model_of(ERF, 20)
-    made, told = standard(model)
-    assert (kinds(made), told) == (kinds(model), [("not_fused", "gelu_erf", ENDS_IN_Y + "no cuda kernel for Gelu")])
+    result, notes = standard(model)
+    assert (kinds(result), notes) == (kinds(model), [("not_fused", "gelu_erf", ENDS_IN_Y + "no cuda kernel for Gelu")])
     assert kinds(standard(model, target=Target.ONNX)[0]) == ["Gelu"]
 
 
@@ -153,46 +153,46 @@ def test_a_model_with_training_info_or_weights_as_inputs_is_left_alone(ir: int) 
         model.graph.input.extend(helper.make_tensor_value_info(*weight) for weight in weights)
     else:
         model.training_info.add().algorithm.name = "step"
-    view, told = fuse_operators(View.of(Model.load(model)), Context(DType.FLOAT16), Target.ORT_CUDA)
-    assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
+    view, notes = fuse_operators(View.of(Model.load(model)), Context(DType.FLOAT16), Target.ORT_CUDA)
+    assert (view.model.proto.SerializeToString(), notes) == (model.SerializeToString(), ())
 
 
 def test_a_norm_in_a_branch_is_fused_there() -> None:
     branch = LAYER_NORM + "y = Mul (n, gain)"
     then = f"then_branch = t () => (float[2,4] y) {{ {branch} }}"
     body = f"y0 = If (flag) <{then}, else_branch = f () => (float[2,4] z) {{ z = Neg (x) }}>"
-    made, _ = standard(model_of(body, 18, "float[2,4] y0", "float[2,4] x, bool flag"))
-    branches = {a.name: [n.op_type for n in a.g.node] for a in made.graph.node[0].attribute}
+    result, _ = standard(model_of(body, 18, "float[2,4] y0", "float[2,4] x, bool flag"))
+    branches = {a.name: [n.op_type for n in a.g.node] for a in result.graph.node[0].attribute}
     assert branches == {"then_branch": ["LayerNormalization"], "else_branch": ["Neg"]}
 
 
 @pytest.mark.parametrize(("rank", "fused"), [(24, True), (64, False)])
 def test_a_softmax_is_fused_if_numpy_can_evaluate_it(rank: int, fused: bool) -> None:
     dims = "1," * (rank - 1) + "8"
-    made, _ = standard(model_of(SOFTMAX, 18, f"float[{dims}] y", f"float[{dims}] x"))
-    assert (kinds(made) == ["Softmax"]) == fused
+    result, _ = standard(model_of(SOFTMAX, 18, f"float[{dims}] y", f"float[{dims}] x"))
+    assert (kinds(result) == ["Softmax"]) == fused
 
 
 def test_an_activation_of_unknown_rank_is_fused_if_its_constants_are_scalars() -> None:
-    made, _ = standard(model_of("x = Reshape (r, s)  " + ERF, 20, inputs="float[N] r, int64[K] s"))
-    assert kinds(made) == ["Reshape", "Gelu"]
+    result, _ = standard(model_of("x = Reshape (r, s)  " + ERF, 20, inputs="float[N] r, int64[K] s"))
+    assert kinds(result) == ["Reshape", "Gelu"]
 
 
 def test_small_float_constants_are_folded_to_the_bit() -> None:
     model = model_of("a = Add (gain, shift)  b = Sqrt (half)  s = Mul (a, b)  y = Mul (x, s)", 18)
-    made, told = standard(model)
-    assert kinds(made) == ["Constant", "Mul"]
-    assert told == [("fused", "constants", "computed ahead of time, to the same bits as at run time: the_s")]
+    result, notes = standard(model)
+    assert kinds(result) == ["Constant", "Mul"]
+    assert notes == [("fused", "constants", "computed ahead of time, to the same bits as at run time: the_s")]
     feed = {"x": np.ones((2, 4), np.float32)}
-    np.testing.assert_array_equal(outputs_of(made, feed)[0], outputs_of(model, feed)[0])
+    np.testing.assert_array_equal(outputs_of(result, feed)[0], outputs_of(model, feed)[0])
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "s = Exp (gain)  y = Mul (x, s)",  # rounded otherwise on other machines
+        "s = Exp (gain)  y = Mul (x, s)",  # rounded differently on other machines
         "s = Identity (gain)  y = Mul (x, s)",  # a second name of one weight
-        "s = Unsqueeze (gain, first)  y = Mul (x, s)",  # the same weight once more
+        "s = Unsqueeze (gain, first)  y = Mul (x, s)",  # a second copy of one weight
         "z = Sub (half, half)  s = Div (one, z)  y = Mul (x, s)",  # infinite
         "s = Neg (x)  y = Mul (x, s)",
     ],
@@ -210,7 +210,7 @@ def test_the_bound_separates_differences_visible_in_float32() -> None:
     assert mismatch("no shape", [y], []) == "no shape"
 
 
-SPELLED = ["Reshape", "InstanceNormalization", "Reshape", "Mul", "Add"]
+WRITTEN_OUT = ["Reshape", "InstanceNormalization", "Reshape", "Mul", "Add"]
 
 
 def group_norm(dims: str, *, opset: int = 21, groups: int = 2, scale: str = "1, 2, 3, 4") -> ModelProto:
@@ -233,10 +233,10 @@ def group_norm(dims: str, *, opset: int = 21, groups: int = 2, scale: str = "1, 
 def test_the_standard_form_computes_the_same_numbers(dims: str, shape: tuple[int, ...], before: list[str]) -> None:
     proto = group_norm(dims)
     after, _ = standard(proto)
-    assert kinds(after) == SPELLED[:1] + before + SPELLED[1:]
+    assert kinds(after) == WRITTEN_OUT[:1] + before + WRITTEN_OUT[1:]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 3 + 2
-    (exact,), (found,) = outputs_of(proto, {"x": x}), outputs_of(after, {"x": x})
-    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+    (expected,), (actual,) = outputs_of(proto, {"x": x}), outputs_of(after, {"x": x})
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_the_standard_form_computes_the_same_numbers(dims: str, shape: tuple[int
     ],
 )
 def test_without_a_kernel_an_activation_stays_with_a_finding(options: dict[str, Any], why: str) -> None:
-    after, told = standard(group_norm("2,4,6,5"), **options)
+    after, notes = standard(group_norm("2,4,6,5"), **options)
     assert kinds(after) == ["GroupNormalization"]
-    assert [(kind, why in message) for kind, _, message in told] == [("not_fused", True)]
+    assert [(kind, why in message) for kind, _, message in notes] == [("not_fused", True)]
 
 
 def test_at_opset_22_there_is_no_kernel_for_the_spelling() -> None:

@@ -1,4 +1,4 @@
-"""Attention written out op by op: what becomes one operator and computes the same, at which opset, what stays."""
+"""Written-out attention: forms fused into one operator with equal results, the best opset, and forms that stay."""
 
 from dataclasses import replace
 
@@ -59,13 +59,13 @@ from support.fusing import kinds, outputs_of, standard
 )
 def test_the_scale_is_found_in_every_position(body: str, scale: float) -> None:
     model = model_of(body)
-    made, told = standard(model)
-    assert (kinds(made), list(attention(made).input)) == (["Attention"], ["q", "k", "v"])
-    assert {a.name: helper.get_attribute_value(a) for a in attention(made).attribute} == {
+    result, notes = standard(model)
+    assert (kinds(result), list(attention(result).input)) == (["Attention"], ["q", "k", "v"])
+    assert {a.name: helper.get_attribute_value(a) for a in attention(result).attribute} == {
         "scale": pytest.approx(scale, rel=2 * UNIT)
     }
-    assert [kind for kind, _, _ in told] == ["fused"]
-    agree(model, made)
+    assert [kind for kind, _, _ in notes] == ["fused"]
+    agree(model, result)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_the_scale_is_found_in_every_position(body: str, scale: float) -> None:
 )
 def test_keys_are_read_before_their_transpose(before: str, key: str, expected: list[str]) -> None:
     model = model_of(before + "m = MatMul (q, t)  " + WEIGHTS, inputs=f"{Q}, {key}, {V}")
-    made, _ = standard(model)
-    assert kinds(made) == expected
-    agree(model, made)
+    result, _ = standard(model)
+    assert kinds(result) == expected
+    agree(model, result)
 
 
 GROUPED = """a = Unsqueeze (k, second)  b = Expand (a, repeated)  c = Reshape (b, grouped)
@@ -91,14 +91,14 @@ GROUPED = """a = Unsqueeze (k, second)  b = Expand (a, repeated)  c = Reshape (b
 def test_heads_repeated_for_groups_of_queries_are_read_unrepeated() -> None:
     inputs = "float[2,2,3,4] q, float[2,1,5,4] k, float[2,1,5,4] v"
     model = model_of(GROUPED, inputs=inputs, output="float[2,2,3,4] y")
-    made, _ = standard(model)
-    assert (kinds(made), list(attention(made).input)) == (["Attention"], ["q", "k", "v"])
-    agree(model, made)
+    result, _ = standard(model)
+    assert (kinds(result), list(attention(result).input)) == (["Attention"], ["q", "k", "v"])
+    agree(model, result)
 
 
 def test_interleaved_heads_are_not_groups() -> None:
-    """A must-fail twin: [k0, k1, k0, k1] is no repetition of each head, and stays as it is."""
-    deal = GROUPED.replace("second)", "first)").replace("<perm", "<perm")
+    """[k0, k1, k0, k1] does not repeat each head, so it stays."""
+    deal = GROUPED.replace("second)", "first)")
     inputs = "float[2,4,3,4] q, float[2,2,5,4] k, float[2,2,5,4] v, int64[1] first"
     model = model_of(deal, inputs=inputs, output="float[2,4,3,4] y")
     for tensor, numbers in (("repeated", [2, 2, 2, 5, 4]), ("grouped", [2, 4, 5, 4])):
@@ -106,18 +106,18 @@ def test_interleaved_heads_are_not_groups() -> None:
         old.CopyFrom(numpy_helper.from_array(np.array(numbers), tensor))
     del model.graph.input[3]
     model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "first"))
-    made, _ = standard(model)
-    assert list(attention(made).input) == ["q", "c", "f"]
-    agree(model, made)
+    result, _ = standard(model)
+    assert list(attention(result).input) == ["q", "c", "f"]
+    agree(model, result)
 
 
 @pytest.mark.parametrize("copy", ["Identity", "Cast <to = 1>"])
 def test_copies_between_the_softmax_and_its_products_are_fused(copy: str) -> None:
     body = f"t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  z = {copy} (s)  m = Mul (z, half)  "
     model = model_of(body + f"g = Softmax (m)  h = {copy} (g)  p = {copy} (h)  y = MatMul (p, v)")
-    made, _ = standard(model)
-    assert kinds(made) == ["Attention"]
-    agree(model, made)
+    result, _ = standard(model)
+    assert kinds(result) == ["Attention"]
+    agree(model, result)
 
 
 ROWS_HIDDEN = "a row of its mask may hide every key"
@@ -167,11 +167,11 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
 )
 def test_near_misses_of_the_operator_stay(body: str, more: str, why: str) -> None:
     model = model_of(body, more, output="float[a,b,c,d] y" if "[b" in more else "float[2,2,3,6] y")
-    made, told = standard(model)
-    assert [(kind, subject, message.split(": ", 1)[1]) for kind, subject, message in told if kind == "not_fused"] == [
+    result, notes = standard(model)
+    assert [(kind, subject, message.split(": ", 1)[1]) for kind, subject, message in notes if kind == "not_fused"] == [
         ("not_fused", "attention", why)
     ]
-    assert "Attention" not in kinds(made)
+    assert "Attention" not in kinds(result)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_near_misses_of_the_operator_stay(body: str, more: str, why: str) -> Non
 )
 def test_shapes_that_the_operator_does_not_broadcast_stay(operands: str, why: str) -> None:
     model = model_of(PLAIN, inputs=operands, output="float[a,b,c,d] y")
-    made, told = standard(model)
-    assert kinds(made) == kinds(model)
-    assert [message.endswith(why) for _, _, message in told] == [True]
+    result, notes = standard(model)
+    assert kinds(result) == kinds(model)
+    assert [message.endswith(why) for _, _, message in notes] == [True]
 
 
 def test_attention_of_three_axes_stays() -> None:
@@ -198,8 +198,9 @@ def test_attention_of_three_axes_stays() -> None:
 
 
 def test_tensorrt_keeps_the_ops_of_its_own_fusions() -> None:
-    made, told = standard(model_of(PLAIN), target=Target.TENSORRT)
-    assert (kinds(made), [kind for kind, _, _ in told]) == (["Transpose", "MatMul", "Softmax", "MatMul"], ["not_fused"])
+    result, notes = standard(model_of(PLAIN), target=Target.TENSORRT)
+    assert kinds(result) == ["Transpose", "MatMul", "Softmax", "MatMul"]
+    assert [kind for kind, _, _ in notes] == ["not_fused"]
 
 
 def test_a_softmax_without_products_is_not_attention() -> None:
@@ -212,11 +213,11 @@ def test_a_softmax_without_products_is_not_attention() -> None:
 
 
 def without(written: AttentionReplacement, op_type: str) -> AttentionReplacement:
-    """The same nodes but for the last of a type, whose readers read what it read instead."""
-    (*_, gone) = [node for node in written.ahead if node.op_type == op_type]
-    renamed = {gone.output[0]: gone.input[1 if op_type == "Where" else 0]}
+    """Return the replacement without the last node of a type; readers of the node read its operand."""
+    (*_, removed) = [node for node in written.ahead if node.op_type == op_type]
+    renamed = {removed.output[0]: removed.input[1 if op_type == "Where" else 0]}
     nodes = []
-    for node in (*(n for n in written.ahead if n is not gone), written.node):
+    for node in (*(n for n in written.ahead if n is not removed), written.node):
         copy = NodeProto()
         copy.CopyFrom(node)
         copy.input[:] = [renamed.get(name, name) for name in node.input]
@@ -240,7 +241,7 @@ CHOSEN = "a = Where (mask, bias, fill)  m = Add (z, a)  "
 COMPUTED = ", float[1,1,3,5] w"
 HALVED = "h = Sigmoid (w)  u = Div (h, two)  m = Add (z, u)  "
 OTHER = "o = Cast <to = 1> (others)  d = Cast <to = 9> (ids)  c = Where (d, fill, o)  m = Add (z, c)  "
-"""A twin of what is tested for not being 0: what is added elsewhere is something else, and counts."""
+"""Like a mask from a test for 0, but with another summand for visible scores, which must be added."""
 OTHERS = IDS + ", int64[2,1,3,5] others"
 ADDED = ["Where", "Where", "Where"]
 
@@ -274,14 +275,14 @@ ADDED = ["Where", "Where", "Where"]
 )  # fmt: skip
 def test_each_form_of_mask_agrees_on_rows_without_a_key(body: str, more: str, expected: list[str], read: int) -> None:
     model = model_of(body, more)
-    made, told = standard(model)
-    assert (kinds(made), len(attention(made).input)) == (expected, read)
-    assert [kind for kind, subject, _ in told if subject != "constants"] == ["fused"]
-    agree(model, made)
+    result, notes = standard(model)
+    assert (kinds(result), len(attention(result).input)) == (expected, read)
+    assert [kind for kind, subject, _ in notes if subject != "constants"] == ["fused"]
+    agree(model, result)
 
 
 def test_a_row_without_a_key_stays_the_mean_of_all_values_or_0() -> None:
-    """What the runtime gives for the operator alone is neither asked nor trusted."""
+    """This does not rely on the runtime's own results for such rows."""
     for end, body in (("mean", "fill)  " + WEIGHTS), ("zero", "inf)  " + GUARDED)):
         model = model_of(SCORES + "m = Where (mask, z, " + body, MASK)
         feed = feed_of(model)
@@ -293,10 +294,10 @@ def test_a_row_without_a_key_stays_the_mean_of_all_values_or_0() -> None:
 def test_a_square_triangle_becomes_the_causal_attribute() -> None:
     body = SCORES + "m = Where (past, z, fill)  " + WEIGHTS
     model = model_of(body, inputs=f"float[2,2,5,4] q, {K}, {V}", output="float[2,2,5,6] y")
-    made, _ = standard(model)
-    assert (kinds(made), len(made.graph.initializer)) == (["Attention"], 0 + len(unused(model)))
-    assert helper.get_node_attr_value(attention(made), "is_causal") == 1
-    agree(model, made)
+    result, _ = standard(model)
+    assert (kinds(result), len(result.graph.initializer)) == (["Attention"], len(unused(model)))
+    assert helper.get_node_attr_value(attention(result), "is_causal") == 1
+    agree(model, result)
 
 
 @pytest.mark.parametrize(
@@ -309,18 +310,18 @@ def test_a_square_triangle_becomes_the_causal_attribute() -> None:
     ],
 )
 def test_an_opset_with_the_operator_is_preferred(model: ModelProto, target: Target, fuse: Fuse, opset: int) -> None:
-    """Unless nothing is fused there, or the runtime's own operator stands for it at any opset."""
-    view, told = at_opset(View.of(Model.load(model)), "auto", DType.FLOAT16, target, fuse=fuse)
+    """Unless nothing is fused there, or the runtime's own operator replaces the ops at every opset."""
+    view, notes = at_opset(View.of(Model.load(model)), "auto", DType.FLOAT16, target, fuse=fuse)
     assert view.opsets[""] == opset
     if opset == 23:
-        assert told[0].message == "opset 18 became 23; the target supports attention as one op better"
+        assert notes[0].message == "opset 18 became 23; the target supports attention as one op better"
 
 
 def test_keeping_a_pools_kernel_takes_precedence() -> None:
     body = "r = MaxPool <kernel_shape = [1, 1]> (q)  " + PLAIN.replace("(q, t)", "(r, t)")
-    view, told = at_opset(View.of(Model.load(model_of(body, opset=18))), "auto", DType.FLOAT16, Target.ORT_CUDA)
+    view, notes = at_opset(View.of(Model.load(model_of(body, opset=18))), "auto", DType.FLOAT16, Target.ORT_CUDA)
     assert view.opsets[""] == 18
-    assert "opset 23 supports attention as one op better, but MaxPool less" in told[0].message
+    assert "opset 23 supports attention as one op better, but MaxPool less" in notes[0].message
 
 
 PROJECTED = "q = MatMul (x, u)  k = MatMul (x, u)  v = MatMul (x, u)  " + SCORES
@@ -331,7 +332,7 @@ BODIES = {
 }
 
 
-KEPT = {"none": [], "bool": [], "bias": ["op=Tile"]}
+KEEP = {"none": [], "bool": [], "bias": ["op=Tile"]}
 
 
 def projected(kind: str) -> ModelProto:
@@ -348,18 +349,18 @@ def projected(kind: str) -> ModelProto:
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", BODIES)
 def test_attention_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: str) -> None:
-    made = amp_rewrite.convert(projected(kind), to=to, keep=KEPT[kind], fuse="basic")
-    assert [(row.op, row.dtype) for row in made.report.rows if row.op in ("Attention", "MatMul", "Tile")] == [
+    result = amp_rewrite.convert(projected(kind), to=to, keep=KEEP[kind], fuse="basic")
+    assert [(row.op, row.dtype) for row in result.report.rows if row.op in ("Attention", "MatMul", "Tile")] == [
         *[("MatMul", to)] * 3,
         *([("Tile", "float32")] if kind == "bias" else []),
         ("Attention", to),
         ("MatMul", to),
     ]
-    types = View.of(Model.load(made.model))
+    types = View.of(Model.load(result.model))
     (op,) = [op for op in types.ops if op.kind == "Attention"]
     masks = {"none": [], "bool": ["bool"], "bias": [to]}[kind]
     assert [types.dtype(v).spelling for v in op.inputs] == [to, to, to, *masks]  # type: ignore[union-attr, arg-type]
-    assert amp_rewrite.convert(made.model, to=to, keep=KEPT[kind], fuse="basic").plan.empty
+    assert amp_rewrite.convert(result.model, to=to, keep=KEEP[kind], fuse="basic").plan.empty
 
 
 FORMS = {
@@ -373,10 +374,10 @@ FORMS = {
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_half_precision_attention_is_accurate(form: str, to: str) -> None:
-    """Rows without a key among them, by emulation. Twice the unit roundoff, for scores up to four and some ten sums."""
+    """By emulation, including rows without keys. The tolerance allows for scores up to 4 and some ten sums."""
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[to]
-    made = amp_rewrite.convert(FORMS[form], to=to)
-    assert [row.dtype for row in made.report.rows if row.op == "Attention"] == [to]
+    result = amp_rewrite.convert(FORMS[form], to=to)
+    assert [row.dtype for row in result.report.rows if row.op == "Attention"] == [to]
     feed = feed_of(FORMS[form])
-    verdict = amp_rewrite.verify(FORMS[form], made.model, [feed], rtol=16 * unit, atol=16 * unit)
+    verdict = amp_rewrite.verify(FORMS[form], result.model, [feed], rtol=16 * unit, atol=16 * unit)
     assert verdict.ok, verdict.because

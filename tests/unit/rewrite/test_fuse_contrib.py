@@ -1,4 +1,4 @@
-"""What becomes an operator of onnxruntime, what does not and why, and that both compute the same."""
+"""Fusion into onnxruntime's own operators: fused forms, refused forms and reasons, and equal results."""
 
 import re
 from collections.abc import Mapping
@@ -79,26 +79,26 @@ from support.fusing import kinds, outputs_of
 )
 def test_ops_become_an_operator_of_onnxruntime(body: str, inputs: str, opset: int, expected: list[str]) -> None:
     model = model_of(body, inputs, opset=opset)
-    made, told = fused(model)
-    assert kinds(made) == expected
-    assert {kind for kind, _, _ in told} == {"fused"}
-    assert (made.graph.node[-1].name, made.graph.node[-1].output[0]) == ("the_y", "y")
-    assert [(o.domain, o.version) for o in made.opset_import] == [("", opset), ("com.microsoft", 1)]
-    agree(model, made)
+    result, notes = fused(model)
+    assert kinds(result) == expected
+    assert {kind for kind, _, _ in notes} == {"fused"}
+    assert (result.graph.node[-1].name, result.graph.node[-1].output[0]) == ("the_y", "y")
+    assert [(o.domain, o.version) for o in result.opset_import] == [("", opset), ("com.microsoft", 1)]
+    agree(model, result)
 
 
 @pytest.mark.parametrize("reader", ["o = Neg (t)", "o = MatMul (t, w)"])
 def test_a_sum_with_other_readers_comes_from_the_same_node(reader: str) -> None:
     model = model_of(SUM + reader + "  " + NORM, outputs=OUT + ", float[2,3,4] o")
-    made, _ = fused(model)
-    assert kinds(made)[0] == "SkipLayerNormalization"
-    assert list(made.graph.node[0].output) == ["y", "", "", "t"]
-    assert declared_dims(next(info for info in made.graph.value_info if info.name == "t")) == (2, 3, 4)
-    agree(model, made)
+    result, _ = fused(model)
+    assert kinds(result)[0] == "SkipLayerNormalization"
+    assert list(result.graph.node[0].output) == ["y", "", "", "t"]
+    assert declared_dims(next(info for info in result.graph.value_info if info.name == "t")) == (2, 3, 4)
+    agree(model, result)
 
 
 def test_shapes_computed_for_a_reshape_are_known_from_opset_13_on() -> None:
-    """As torch writes it: a residual sum after a Reshape to what Shape and Gather say of another value."""
+    """As exported by torch: a residual sum after a Reshape to the computed shape of another value."""
     reshaped = """f = Flatten <axis = 2> (x)  size = Shape (x)  r = Reshape (f, size)  t = Add (r, x)  """
     model = model_of(reshaped + LAYER_NORM, "float[B,S,4] x", "float[B,S,4] y", opset=13)
     assert kinds(fused(model)[0])[-1] == "SkipLayerNormalization"
@@ -137,9 +137,9 @@ def test_near_misses_of_a_sum_and_norm_stay(why: str, body: str, inputs: str) ->
     rank = inputs.count(",") and len(re.findall(r"\[(.*?)\]", inputs)[0].split(","))
     outputs = f"float[{','.join('PQRST'[:rank])}] y"
     model = model_of(body, inputs, outputs)
-    made, told = fused(model)
-    assert told == [("not_fused", "skip_layer_normalization", f"1 stays unfused (ends in the_y): {why}")]
-    assert made.SerializeToString() == model.SerializeToString()
+    result, notes = fused(model)
+    assert notes == [("not_fused", "skip_layer_normalization", f"1 stays unfused (ends in the_y): {why}")]
+    assert result.SerializeToString() == model.SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_near_misses_of_a_sum_and_norm_stay(why: str, body: str, inputs: str) ->
     ],
 )
 def test_a_bias_is_added_first_to_the_operand_that_had_it(body: str, inputs: str, reads: list[str]) -> None:
-    """The kernel rounds that sum: a stream of residuals, which grows, would lose more digits."""
+    """The kernel rounds this sum, and a residual stream, which grows, would lose more digits."""
     (node,) = fused(model_of(body + NORM, inputs))[0].graph.node
     assert list(node.input) == [*reads, "gain", "shift", "bias"]
 
@@ -159,27 +159,27 @@ def test_a_bias_is_added_first_to_the_operand_that_had_it(body: str, inputs: str
 @pytest.mark.parametrize(
     ("body", "inputs"),
     [
-        ("t = Add (x, z)  y = Gelu (t)", TWO),  # no bias, a sum
-        ("t = Add (x, z)  y = Gelu (t)", "float[A,B,C] x, float[4] z"),  # may raise the size
-        ("t = Add (x, bias)  y0 = Gelu (t)  y = Mul (y0, t)", ONE),  # what is activated is read
+        ("t = Add (x, z)  y = Gelu (t)", TWO),  # a sum, not a bias
+        ("t = Add (x, z)  y = Gelu (t)", "float[A,B,C] x, float[4] z"),  # may broadcast to a larger shape
+        ("t = Add (x, bias)  y0 = Gelu (t)  y = Mul (y0, t)", ONE),  # the activated value has another reader
         ("s = Sigmoid (x)  y = Mul (s, s)", ONE),
         ("s = Sigmoid (z)  y = Mul (x, s)", TWO),
         ("s = Sigmoid (x)  o = Mul (x, s)  y = Add (o, s)", ONE),
         ("t = Mul (bias, x)  s = Sigmoid (t)  y = Mul (s, x)", ONE),
-        ("t = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, t)  y = Mul (p, half)", TWO),  # the runtime does
-        ("t = Relu (x)  y = Gelu (t)", ONE),  # the standard's own does
+        ("t = Transpose <perm = [0,2,1]> (z)  p = MatMul (x, t)  y = Mul (p, half)", TWO),  # fused by the runtime
+        ("t = Relu (x)  y = Gelu (t)", ONE),  # the standard's operator is enough
     ],
 )
 def test_lookalikes_stay(body: str, inputs: str) -> None:
     outputs = "float[P,Q,R] y"
     model = model_of(body, inputs, outputs, opset=20)
-    made, told = fused(model)
-    assert told == []
-    assert made.SerializeToString() == model.SerializeToString()
+    result, notes = fused(model)
+    assert notes == []
+    assert result.SerializeToString() == model.SerializeToString()
 
 
 def test_only_operators_with_a_kernel_on_the_target_are_created() -> None:
-    """Each operator that is made has one in both low types, or is asked for; in float32 where it may stay that."""
+    """In both low types, or on request only; also in float32, if the operator may stay float32."""
     lacking = {"GroupQueryAttention": "float", **dict.fromkeys(CUDA_ONLY, "bfloat16")}
     for op_type in FORMULAS:
         for name in ("float", "float16", "bfloat16"):
@@ -196,21 +196,21 @@ WRONG = {
 
 @pytest.mark.parametrize("op_type", WRONG)
 def test_a_node_with_another_constant_fails_the_trial(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A must-fail twin of the proof: the node is right but for one attribute."""
+    """The node is correct except for one attribute, so the proof must fail."""
     body, attribute, number = WRONG[op_type]
 
     def distorted(node: NodeProto, feed: Arrays) -> dict[str, np.ndarray[Any, Any]]:
         copy = NodeProto()
         copy.CopyFrom(node)
-        (stated,) = (a for a in copy.attribute if a.name == attribute)
-        stated.f = number
+        (altered,) = (a for a in copy.attribute if a.name == attribute)
+        altered.f = number
         return contrib_results(copy, feed)
 
     monkeypatch.setattr(reference, "contrib_results", distorted)
     monkeypatch.setattr(equivalence, "_PROVEN", set())
     model = model_of(body, TWO if "z" in body else ONE)
-    (told,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
-    assert told.rpartition(" by ")[0] == "1 stays unfused (ends in the_y): on random inputs the results differ"
+    (refusal,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
+    assert refusal.rpartition(" by ")[0] == "1 stays unfused (ends in the_y): on random inputs the results differ"
 
 
 NODES: Mapping[str, tuple[dict[str, Any], list[tuple[int, ...] | None]]] = {
@@ -235,26 +235,26 @@ NODES: Mapping[str, tuple[dict[str, Any], list[tuple[int, ...] | None]]] = {
 
 @pytest.mark.parametrize("op_type", sorted(FORMULAS.keys() - CUDA_ONLY))
 def test_the_formulas_match_the_runtimes_kernels(op_type: str) -> None:
-    """In float32, so up to its roundings: 10 of the magnitude at most are summed."""
-    stated, shapes = NODES[op_type]
+    """Up to float32's roundings, in sums of at most 10 terms."""
+    attributes, shapes = NODES[op_type]
     rng = np.random.default_rng(5)
     reads = [f"i{n}" if shape is not None else "" for n, shape in enumerate(shapes)]
-    drawn = [
+    arrays = [
         s if isinstance(s, np.ndarray) else rng.standard_normal(s).astype(np.float32) for s in shapes if s is not None
     ]
-    feed = dict(zip(filter(None, reads), drawn, strict=True))
+    feed = dict(zip(filter(None, reads), arrays, strict=True))
     outputs = ["o", "", "", "total"] if op_type.startswith("Skip") else ["o"]
-    node = helper.make_node(op_type, reads, outputs, domain="com.microsoft", **stated)
+    node = helper.make_node(op_type, reads, outputs, domain="com.microsoft", **attributes)
     codes = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feed.items()}
     inputs = [helper.make_tensor_value_info(name, codes[name], a.shape) for name, a in feed.items()]
-    made = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 3) for name in outputs if name]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 3) for name in outputs if name]
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(helper.make_graph([node], "g", inputs, made), opset_imports=imports, ir_version=8)
-    wanted = contrib_results(node, {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in feed.items()})
-    for value, got in zip(made, outputs_of(model, feed), strict=True):
-        # The kernel of FastGelu rounds its two constants to float32, as the CPU computes tanh: both within 1e-6.
-        bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(got).max())
-        np.testing.assert_allclose(got, wanted[value.name], rtol=0, atol=bound)
+    model = helper.make_model(helper.make_graph([node], "g", inputs, values), opset_imports=imports, ir_version=8)
+    expected = contrib_results(node, {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in feed.items()})
+    for value, actual in zip(values, outputs_of(model, feed), strict=True):
+        # FastGelu's kernel rounds its two constants to float32, as does the CPU's tanh: both errors are within 1e-6.
+        bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(actual).max())
+        np.testing.assert_allclose(actual, expected[value.name], rtol=0, atol=bound)
 
 
 MASKED_BY = SCORES.replace("s =", "s0 =") + "f = Cast <to = 1> (mask)  "
@@ -266,15 +266,15 @@ ATTENTIONS: dict[str, tuple[str, str, str, list[str]]] = {
     "plain": (SCORES + SOFTMAX, MERGED, EDGES, []),
     "causal": (ADDED + "s = Add (s0, causal)  " + SOFTMAX, MERGED, SQUARE, []),
     "a bias": (ADDED + "s = Add (s0, added)  " + SOFTMAX, MERGED, EDGES, []),
-    "turned queries and keys": (
+    "rotated queries and keys": (
         TURNED + SCORES.replace("(keys)", "(kn)").replace("(q,", "(xn,") + SOFTMAX,
         MERGED,
         EDGES,
         [*("Reshape", "Transpose") * 3, "Neg", "Neg", "Transpose", "Reshape"],
     ),
-    "heads that stay apart": (SCORES + SOFTMAX, "", EDGES, []),
+    "heads that stay separate": (SCORES + SOFTMAX, "", EDGES, []),
     "a mask": (HIDDEN + SOFTMAX, MERGED, MASKED, [*MASK_FOUND, "Where"]),
-    "a mask that is multiplied": (
+    "a multiplied mask": (
         MASKED_BY + "g = Sub (one, f)  a = Mul (g, lowest)  s = Add (s0, a)  " + SOFTMAX,
         MERGED,
         MASKED,
@@ -286,9 +286,9 @@ ATTENTIONS: dict[str, tuple[str, str, str, list[str]]] = {
         MASKED,
         ["Cast", "Add"],
     ),
-    "rows that see nothing": (INFINITE + NOTHING_SEEN, MERGED, MASKED, MASK_FOUND),
+    "rows without keys": (INFINITE + NOTHING_SEEN, MERGED, MASKED, MASK_FOUND),
 }
-"""By name: scores and weights, how heads are merged, inputs, and the ops before the one node."""
+"""By name: scores and weights, the merge of heads, inputs, and the ops before the fused node."""
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
@@ -300,14 +300,14 @@ def test_attention_becomes_one_node(name: str, opset: int) -> None:
     after = [] if merged else ["Reshape", "Transpose"]
     expected = [*before, "MultiHeadAttention", *after, *(["Where"] if "none" in weights else [])]
     model = attention_of(body, inputs, outputs, opset)
-    made, told = fused(model)
-    assert kinds(made) == expected
-    assert {kind for kind, _, _ in told} == {"fused"}
+    result, notes = fused(model)
+    assert kinds(result) == expected
+    assert {kind for kind, _, _ in notes} == {"fused"}
     feed: dict[str, Any] = random_feed(model)
     if "mask" in feed:
         feed["mask"] = feed["mask"] > 0
-        feed["mask"][:, :, 0] = False  # a token that sees nothing
-    for first, second in zip(outputs_of(model, feed), outputs_of(made, feed), strict=True):
+        feed["mask"][:, :, 0] = False  # a token without keys
+    for first, second in zip(outputs_of(model, feed), outputs_of(result, feed), strict=True):
         np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
 
 
@@ -319,7 +319,7 @@ WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCOR
     [
         (HIDDEN, EDGES + ", bool[3,5] mask", "its mask lacks the axes of batch and heads"),
         (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, but not in each head"),
-        # the kernel refuses them
+        # refused by the kernel
         (WIDER, EDGES, "its values differ from its keys in width, but have separate heads"),
     ],
 )
@@ -327,18 +327,18 @@ def test_near_misses_of_an_attention_stay(body: str, inputs: str, why: str) -> N
     wider = body == WIDER
     outputs = "float[2,2,3,8] y" if wider else ATTENDED
     body = WIDER + "o = MatMul (h, v)  y = Neg (o)" if wider else SPLIT + HIDDEN + SOFTMAX + REST + MERGED
-    made, told = fused(attention_of(body, inputs, outputs))
-    assert "MultiHeadAttention" not in kinds(made)
-    assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in told
+    result, notes = fused(attention_of(body, inputs, outputs))
+    assert "MultiHeadAttention" not in kinds(result)
+    assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in notes
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = 1>", "<axis = 3>", "<axis = -1>"])
 def test_below_opset_13_a_softmax_is_over_all_axes_from_one_on(axis: str) -> None:
     body = SPLIT + SCORES + SOFTMAX.replace("<axis = -1>", axis) + REST + MERGED
     model = attention_of(body, opset=11)
-    made, _ = fused(model)
-    assert ("MultiHeadAttention" in kinds(made)) is (axis in ("<axis = 3>", "<axis = -1>"))
-    agree(model, made)
+    result, _ = fused(model)
+    assert ("MultiHeadAttention" in kinds(result)) is (axis in ("<axis = 3>", "<axis = -1>"))
+    agree(model, result)
 
 
 def between_products(body: str) -> ModelProto:
@@ -350,9 +350,9 @@ OUT1 = "float[2,3,4] y1"
 
 
 def test_no_cast_separates_a_sum_from_its_norm() -> None:
-    made = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib")
-    assert kinds(made.model)[-4:] == ["MatMul", "SkipLayerNormalization", "MatMul", "Cast"]
-    assert {row.op: row.dtype for row in made.report.rows} == {
+    result = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib")
+    assert kinds(result.model)[-4:] == ["MatMul", "SkipLayerNormalization", "MatMul", "Cast"]
+    assert {row.op: row.dtype for row in result.report.rows} == {
         "MatMul": "float16",
         "com.microsoft::SkipLayerNormalization": "float16",
     }
@@ -360,11 +360,11 @@ def test_no_cast_separates_a_sum_from_its_norm() -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "tensorrt"])
 def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
-    said = (
+    message = (
         f"fuse 'contrib' makes operators that only onnxruntime has, but the target is '{target}'; use target"
         " 'ort-cuda', or fuse 'basic'"
     )
-    with pytest.raises(PolicyError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(PolicyError, match=f"^{re.escape(message)}$"):
         amp_rewrite.convert(model_of(SUM + NORM), fuse="contrib", target=target)
 
 
@@ -380,10 +380,10 @@ def test_other_parts_of_the_model_stay() -> None:
     sparse.indices.CopyFrom(numpy_helper.from_array(np.array([19]), "few_at"))
     model.graph.node.append(helper.make_node("MatMul", ["x", "few"], ["f"], "the_f"))
     model.graph.output.append(helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2, 3, 8]))
-    made = amp_rewrite.convert(model, fuse="contrib").model
-    assert "SkipLayerNormalization" in kinds(made)
-    assert [s.values.name for s in made.graph.sparse_initializer] == ["few"]
-    assert made.metadata_props[0].value == "hand"
-    assert made.doc_string == "words"
-    (norm,) = (n for n in made.graph.node if n.op_type == "SkipLayerNormalization")
+    result = amp_rewrite.convert(model, fuse="contrib").model
+    assert "SkipLayerNormalization" in kinds(result)
+    assert [s.values.name for s in result.graph.sparse_initializer] == ["few"]
+    assert result.metadata_props[0].value == "hand"
+    assert result.doc_string == "words"
+    (norm,) = (n for n in result.graph.node if n.op_type == "SkipLayerNormalization")
     assert [p.value for p in norm.metadata_props] == ["block/norm"]

@@ -1,4 +1,4 @@
-"""What CUDA has no fast kernel for: biases of attention and of products, patches, the standard's Attention."""
+"""Forms without a fast CUDA kernel: biases of attention and products, patches, the standard's Attention."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def model(text: str, outputs: str = "y", opset: int = 18, shapes: Any = (), **mo
 
 
 def after(proto: ModelProto, **options: object) -> ModelProto:
-    """The fused model, which computes the same."""
+    """Return the fused model, after comparing its results."""
     result, _ = fused(proto, **options)
     feed: dict[str, Array] = random_feed(proto)
     if "mask" in feed:
@@ -101,12 +101,12 @@ TRIANGLE = HIDDEN.replace("mask", "tri")
         (HEADS + UNMASKED + REST + ";e=Relu(f)", 18, "bq bv bo"),
         (HEADS.replace("ks=Reshape(kb", "kr=Tanh(kb);ks=Reshape(kr") + UNMASKED + REST, 18, "bq bk y_bias"),
         (HEADS + UNMASKED + REST.replace("pm=", "r=Relu(f);pm=").replace("(f,wo)", "(r,wo)"), 18, "bq bv bo"),
-        (HEADS.replace("km,bk", "km,wide") + UNMASKED + REST, 18, "bq wide y_bias"),  # another of each token
+        (HEADS.replace("km,bk", "km,wide") + UNMASKED + REST, 18, "bq wide y_bias"),  # a different bias for each token
         (HEADS + UNMASKED + REST.replace("f,wo", "f,w"), 18, "bq bv bo"),  # a weight that is an input
         (HEADS + UNMASKED.replace("h=Soft", "h0=Soft") + "h=Mul(h0,half);" + REST, 18, "bq bk bv bo"),
         (HALVED + OWN, 23, "bq bv bo"),
         (HEADS.replace("bk", "per_token").replace("bv", "per_token") + OWN, 23, "bq per_token bo"),
-        (HEADS + OWN.replace("f=Reshape(ot,flat)", "f=Reshape(y0,mixed)"), 23, "bq bv bo"),  # heads among tokens
+        (HEADS + OWN.replace("f=Reshape(ot,flat)", "f=Reshape(y0,mixed)"), 23, "bq bv bo"),  # heads mixed with tokens
     ],
 )  # fmt: skip
 def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept: str) -> None:
@@ -123,8 +123,8 @@ def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept
         target=Target.ONNX,
         fuse="basic",
     )
-    found = {name for n in result.graph.node if n.op_type == "Add" for name in n.input}
-    assert found & {"bq", "bk", "bv", "bo", "per_token", "wide", "y_bias"} == set(kept.split())
+    addends = {name for n in result.graph.node if n.op_type == "Add" for name in n.input}
+    assert addends & {"bq", "bk", "bv", "bo", "per_token", "wide", "y_bias"} == set(kept.split())
 
 
 def test_a_projection_without_a_bias_gets_the_values_bias() -> None:
@@ -159,8 +159,8 @@ def test_a_scalar_bias_applies_to_each_feature() -> None:
 
 def test_a_bias_that_overflows_after_its_projection_stays() -> None:
     large = np.full(8, 6e4, np.float32)
-    _, said = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
-    assert [words for kind, _, words in said if kind == "not_fused"] == [
+    _, notes = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
+    assert [message for kind, _, message in notes if kind == "not_fused"] == [
         "1 stays unfused (ends in f): the bias after its projection would leave the range of float16"
     ]
 
@@ -220,11 +220,11 @@ def test_another_gemm_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made_by", "shape", "rank"),
+    ("producer", "shape", "rank"),
     [("MatMul(x,wq)", (2, 5, 8), 3), ("MatMul(x,wq)", (5, 8), 1), ("Relu(x)", (2, 5, 8), 1)],
 )
-def test_a_bias_of_three_axes_is_added_to_a_product_of_three(made_by: str, shape: tuple[int, ...], rank: int) -> None:
-    result = after(model(f"m={made_by};y=Add(m,bq)", shapes={"x": shape, "y": shape}))
+def test_a_bias_of_three_axes_is_added_to_a_product_of_three(producer: str, shape: tuple[int, ...], rank: int) -> None:
+    result = after(model(f"m={producer};y=Add(m,bq)", shapes={"x": shape, "y": shape}))
     add = next(n for n in result.graph.node if n.op_type == "Add")
     assert next(len(t.dims) for t in result.graph.initializer if t.name == add.input[1]) == rank
 
@@ -240,10 +240,10 @@ KERNEL: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize(("text", "after_it"), [(CONV, ["MatMul", "Add"]), (CONV.replace(",kb", ""), ["MatMul"])])
-def test_a_convolution_of_patches_is_a_product(text: str, after_it: list[str]) -> None:
+@pytest.mark.parametrize(("text", "expected"), [(CONV, ["MatMul", "Add"]), (CONV.replace(",kb", ""), ["MatMul"])])
+def test_a_convolution_of_patches_is_a_product(text: str, expected: list[str]) -> None:
     result = after(model(text, shapes=IMAGE, **KERNEL))
-    assert kinds(result) == ["Reshape", "Transpose", "Reshape", *after_it]
+    assert kinds(result) == ["Reshape", "Transpose", "Reshape", *expected]
 
 
 def test_a_convolution_that_stays_does_not_block_the_next_one() -> None:
@@ -304,8 +304,8 @@ def test_a_table_that_also_embeds_tokens_stays_unchanged() -> None:
     ],
 )
 def test_another_product_keeps_its_columns(text: str, width: int, more: dict[str, object]) -> None:
-    given = (13, 8) if "Transpose" in text else (8, 13)
-    result = after(model(text, shapes={"x": (2, 5, 8), "y": (2, 5, width), "given": given}, **more))
+    shape = (13, 8) if "Transpose" in text else (8, 13)
+    result = after(model(text, shapes={"x": (2, 5, 8), "y": (2, 5, width), "given": shape}, **more))
     assert "Slice" not in kinds(result)
 
 
@@ -361,16 +361,16 @@ def test_a_constant_triangle_is_causal_for_all_equal_batches(shape: tuple[int, .
     assert "unidirectional" not in {a.name for n in other.graph.node for a in n.attribute}
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_a_large_mask_of_equal_batches_is_read_by_the_batch(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_large_mask_of_equal_batches_is_read_by_the_batch(equal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(const_eval, "_MAX_ELEMENTS", 40)
     text = (
         "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);c=And(seen,seen);s=Where(c,p,lowest);" + SOFTMAX + "y=MatMul(h,v)"
     )
     seen = np.broadcast_to(np.tri(5, dtype=bool), (2, 1, 5, 5)).copy()
-    seen[1, 0, 0, 1] = not alike
+    seen[1, 0, 0, 1] = not equal
     result = after(model(text, shapes=FOUR, seen=seen))
-    assert ("unidirectional" in {a.name for n in result.graph.node for a in n.attribute}) == alike
+    assert ("unidirectional" in {a.name for n in result.graph.node for a in n.attribute}) == equal
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5, 5)])
@@ -406,7 +406,7 @@ JOINED_TOKENS = {"first": (2, 1, 8), "y": (2, 6, 8), "e": (2, 5, 8)}
         (TABLED.replace("Add(m,bq)", "Add(bq,m)").replace("Add(c,table)", "Add(table,c)"), 1),
         ("m=MatMul(x,wq);b=Add(m,bq);y=Add(b,rows)", 1),
         (TABLED + ";e=Relu(b)", 2),  # others read the sum
-        (TABLED + ";e=Slice(c,nil,five,one)", 2),  # others read what is joined
+        (TABLED + ";e=Slice(c,nil,five,one)", 2),  # others read the concatenation
         (TABLED.replace("table)", "z)"), 2),  # the table is an input
         (TABLED.replace("bq)", "wide)"), 2),  # not one number for each feature
         (TABLED.replace("axis=1](first,b)", "axis=2](left,b)").replace("table", "other"), 2),
@@ -431,8 +431,8 @@ def test_a_bias_before_a_table_is_folded_into_its_rows(text: str, adds: int) -> 
 
 def test_a_table_that_would_overflow_with_the_bias_stays() -> None:
     large = {"table": np.full((1, 6, 8), 6e4, np.float32), "bq": np.full(8, 6e3, np.float32)}
-    _, said = fused(model(TABLED, shapes=JOINED_TOKENS, **large))
-    assert "the table with the added bias would leave the range of float16" in str(said)
+    _, notes = fused(model(TABLED, shapes=JOINED_TOKENS, **large))
+    assert "the table with the added bias would leave the range of float16" in str(notes)
 
 
 # -- rows of a mask --------------------------------------------------------------------------------
@@ -460,19 +460,19 @@ def test_rows_are_tested_unless_each_is_known_to_have_a_key(text: str, tests: in
 @pytest.mark.parametrize("text", [HEADS + HIDDEN + REST, HEADS + BLIND + REST])
 def test_rows_promised_to_have_a_key_are_not_tested(text: str) -> None:
     proto = model(text)
-    made = amp_rewrite.convert(proto, assume="rows-see-a-key")
-    assert not {"ReduceSum", "IsNaN"} & set(kinds(made.model))
-    assert json.loads(made.report.to_json())["model"]["assume"] == "rows-see-a-key"
+    converted = amp_rewrite.convert(proto, assume="rows-see-a-key")
+    assert not {"ReduceSum", "IsNaN"} & set(kinds(converted.model))
+    assert json.loads(converted.report.to_json())["model"]["assume"] == "rows-see-a-key"
     assert "ReduceSum" in kinds(amp_rewrite.convert(proto).model)
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize("text", [HEADS + HIDDEN + REST, HEADS + BLIND + REST])
 def test_rows_are_tested_in_the_low_type(text: str, to: Any) -> None:
-    made = amp_rewrite.convert(model(text), to=to).model
-    (counting,) = (n for n in made.graph.node if n.op_type == "ReduceSum")
-    (counted,) = (n for n in made.graph.node if counting.input[0] in n.output)
+    converted = amp_rewrite.convert(model(text), to=to).model
+    (counting,) = (n for n in converted.graph.node if n.op_type == "ReduceSum")
+    (counted,) = (n for n in converted.graph.node if counting.input[0] in n.output)
     assert (counted.op_type, list(counted.input)) == ("Cast", ["mask"])
     low = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[to]
     assert [a.i for a in counted.attribute] == [low]
-    assert [n.op_type for n in made.graph.node if counting.output[0] in n.input] == ["Cast"]
+    assert [n.op_type for n in converted.graph.node if counting.output[0] in n.input] == ["Cast"]

@@ -1,4 +1,4 @@
-"""Fusions of image models: operators of diffusion models, and BatchNormalization folded into what is before it."""
+"""Fusions of image models: operators of diffusion models, and BatchNormalization folded into the op before it."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def norm_of(body: str, inputs: str = IMAGE, outputs: str = OUT, groups: int = 2,
     model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
     )
-    held = {
+    constants = {
         "groups": np.array([0, groups, -1]),
         "ones": np.ones(groups, np.float32),
         "zeros": np.zeros(groups, np.float32),
@@ -53,7 +53,7 @@ def norm_of(body: str, inputs: str = IMAGE, outputs: str = OUT, groups: int = 2,
         "twos": np.full(groups, 2, np.float32),
         "turned": np.array([2, 8, 6, 4]),
     }
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in held.items())
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return model
 
 
@@ -62,7 +62,7 @@ def gate_of(body: str, width: int = 2560, rank: int = 3, opset: int = 20) -> Mod
     ports = f"float[{axes}{width}] x) => (float[{axes}{width // 2}] y"
     text = f'<ir_version: 10, opset_import: ["": {opset}]> g ({ports}) {{ {body} }}'
     model = onnx.parser.parse_model(text)
-    held = {
+    constants = {
         "flat": np.random.default_rng(0).standard_normal(width).astype(np.float32),
         "sizes": np.array([width // 2] * 2),
         "first": np.array([0]),
@@ -71,7 +71,7 @@ def gate_of(body: str, width: int = 2560, rank: int = 3, opset: int = 20) -> Mod
         "axis": np.array([2]),
         **{name: np.array(value, np.float32) for name, value in (("root2", 2**0.5), ("one", 1), ("half", 0.5))},
     }
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in held.items())
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return model
 
 
@@ -79,11 +79,11 @@ def fused(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[
     return standard(model, **{"fuse": "diffusion", **options})
 
 
-def own(model: ModelProto) -> list[str]:
+def contrib_ops(model: ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node if node.op_type in FORMULAS and node.domain]
 
 
-def fed(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+def random_feeds(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
     rng = np.random.default_rng(3)
     shapes = {v.name: [d.dim_value or 2 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
@@ -118,10 +118,10 @@ RELU, SUM = "h = Relu (x) ", "h = Add (x, z) "
     ],
 )
 def test_ops_become_one_equivalent_operator(model: ModelProto, expected: list[str]) -> None:
-    found, _ = fused(model)
-    assert own(found) == expected
-    feeds = fed(model)
-    written_out = amp_rewrite.emulate(found, rounding=False, io="float32").to_proto()
+    result, _ = fused(model)
+    assert contrib_ops(result) == expected
+    feeds = random_feeds(model)
+    written_out = amp_rewrite.emulate(result, rounding=False, io="float32").to_proto()
     for a, b in zip(outputs_of(model, feeds), outputs_of(written_out, feeds), strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=64 * UNIT * float(np.abs(a).max()))
 
@@ -149,14 +149,14 @@ GATE = "y = Mul (l, v)"
     ],
 )
 def test_other_forms_stay_with_the_reason_in_the_report(model: ModelProto, why: str) -> None:
-    found, said = fused(model)
-    assert not {"GroupNorm", "SkipGroupNorm", "BiasSplitGelu"}.intersection(own(found))
-    assert not why or any(why in message for _, _, message in said)
+    result, notes = fused(model)
+    assert not {"GroupNorm", "SkipGroupNorm", "BiasSplitGelu"}.intersection(contrib_ops(result))
+    assert not why or any(why in message for _, _, message in notes)
 
 
 def test_these_fusions_apply_only_to_float16_on_onnxruntime() -> None:
     model = norm_of(RELU + NORM + PLAIN)
-    assert own(amp_rewrite.convert(model).model) == []
+    assert contrib_ops(amp_rewrite.convert(model).model) == []
     with pytest.raises(
         PolicyError, match=re.escape("fuse 'diffusion' makes operators that have no bfloat16 kernels; use")
     ):
@@ -166,7 +166,7 @@ def test_these_fusions_apply_only_to_float16_on_onnxruntime() -> None:
 
 
 def between_convolutions(tail: str = "y = Conv (v, w)") -> ModelProto:
-    """A residual block: two group norms, of which one adds first, between convolutions."""
+    """Return a residual block: two group norms between convolutions, one of them with a skip."""
     first = NORM + "a = Add (bias, scaled) s = Sigmoid (a) b = Mul (s, a) c = Conv (b, w) k = Add (h, c) "
     second = re.sub(
         r"\b(apart|normal|together|scaled|a|s)\b", r"\g<1>2", NORM + SHIFTED + "s = Sigmoid (a) v = Mul (s, a) "
@@ -180,34 +180,34 @@ def between_convolutions(tail: str = "y = Conv (v, w)") -> ModelProto:
 
 def test_a_cpu_checks_by_emulation_and_a_session_names_the_remedy(tmp_path: Path) -> None:
     model = between_convolutions()
-    made = amp_rewrite.convert(model, fuse="diffusion", check=True)
-    assert own(made.model) == ["GroupNorm", "SkipGroupNorm"]
-    assert made.report.evidence.level == "smoke"
-    assert "on CUDA" in next(f.message for f in made.report.findings if f.kind == "needs_release")
-    assert {t.data_type for t in made.model.graph.initializer if t.name.endswith(("_gamma", "_bias"))} == {1}
-    verdict = amp_rewrite.verify(model, made.result, fed(model), tolerance=1e-2)
+    converted = amp_rewrite.convert(model, fuse="diffusion", check=True)
+    assert contrib_ops(converted.model) == ["GroupNorm", "SkipGroupNorm"]
+    assert converted.report.evidence.level == "smoke"
+    assert "on CUDA" in next(f.message for f in converted.report.findings if f.kind == "needs_release")
+    assert {t.data_type for t in converted.model.graph.initializer if t.name.endswith(("_gamma", "_bias"))} == {1}
+    verdict = amp_rewrite.verify(model, converted.result, random_feeds(model), tolerance=1e-2)
     assert verdict.ok
     assert "emulated" in str(verdict)
-    made.save(tmp_path / "low.onnx")
-    said = "has no known kernel for GroupNorm, SkipGroupNorm of com.microsoft; use CUDAExecutionProvider, or convert"
-    with pytest.raises(ModelError, match=f"{re.escape(said)} the source with --fuse contrib"):
+    converted.save(tmp_path / "low.onnx")
+    refusal = "has no known kernel for GroupNorm, SkipGroupNorm of com.microsoft; use CUDAExecutionProvider, or convert"
+    with pytest.raises(ModelError, match=f"{re.escape(refusal)} the source with --fuse contrib"):
         amp_rewrite.Session(tmp_path / "low.onnx", policy="float32", providers=["CPUExecutionProvider"])
-    (row,) = (row for row in made.report.rows if row.op == "com.microsoft::GroupNorm")
+    (row,) = (row for row in converted.report.rows if row.op == "com.microsoft::GroupNorm")
     kept = amp_rewrite.convert(model, fuse="diffusion", keep=[f"name={row.name}"])
-    assert own(kept.model) == ["GroupNorm", "SkipGroupNorm"]
-    assert amp_rewrite.verify(model, kept.result, fed(model), tolerance=1e-2)
+    assert contrib_ops(kept.model) == ["GroupNorm", "SkipGroupNorm"]
+    assert amp_rewrite.verify(model, kept.result, random_feeds(model), tolerance=1e-2)
 
 
 def test_a_cpu_runs_fused_ops_in_float32_and_locates_their_errors() -> None:
     model = between_convolutions()
-    whole, data = fused(model)[0], fed(model)
+    whole, data = fused(model)[0], random_feeds(model)
     assert amp_rewrite.verify(model, whole, data, tolerance=1e-5)
     repaired = amp_rewrite.repair(model, data, tolerance=2e-4, fuse="diffusion")
     assert repaired.solved
     assert amp_rewrite.repair(whole, data, tolerance=2e-4).solved
     ranges = amp_rewrite.calibrate(whole, data)
     assert {name for node in whole.graph.node for name in node.output} <= set(ranges.values)
-    assert not any("/" in name for name in ranges.values)  # nor what the operators compute inside
+    assert not any("/" in name for name in ranges.values)  # without values inside the operators
     low = amp_rewrite.convert(model, fuse="diffusion").result
     assert [row.kind for row in amp_rewrite.locate(model, low, data).rows].count("Transpose") == 3  # two norms, a sum
 
@@ -228,16 +228,16 @@ def test_the_emulation_rounds_sums_and_results_like_the_kernels(operator: str) -
     read = names.split(", ")
     wide = {"gamma", "beta"}
     formals = ", ".join(f"{'float' if n in wide else 'float16'}[{', '.join(map(str, sizes[n]))}] {n}" for n in read)
-    stated = "" if operator == "BiasSplitGelu" else "<groups = 2, activation = 1, epsilon = 0.001>"
+    attributes = "" if operator == "BiasSplitGelu" else "<groups = 2, activation = 1, epsilon = 0.001>"
     outputs = "y, total" if operator == "SkipGroupNorm" else "y"
     formal = ", ".join(f"float16 {name}" for name in outputs.split(", "))
     model = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> g ({formals}) => ({formal})'
-        f" {{ {outputs} = com.microsoft.{operator} {stated} ({names}) }}"
+        f" {{ {outputs} = com.microsoft.{operator} {attributes} ({names}) }}"
     )
     feeds = {name: rng.standard_normal(sizes[name]).astype(np.float32) for name in read}
     feeds = {name: array if name in wide else half(array) for name, array in feeds.items()}
-    found = outputs_of(amp_rewrite.emulate(model, io="float32").to_proto(), feeds)
+    results = outputs_of(amp_rewrite.emulate(model, io="float32").to_proto(), feeds)
     summed = dict(feeds)
     if "b" in feeds:
         summed["x"] = half(feeds["x"] + feeds["b"])
@@ -246,15 +246,15 @@ def test_the_emulation_rounds_sums_and_results_like_the_kernels(operator: str) -
         summed["x"] = half(summed["x"] + feeds["skip"][:, None, None, :])
         summed["skip"] = np.zeros_like(feeds["skip"])
     expected = contrib_results(model.graph.node[0], {name: array.astype(np.float64) for name, array in summed.items()})
-    for name, array in zip(outputs.split(", "), found, strict=True):
+    for name, array in zip(outputs.split(", "), results, strict=True):
         np.testing.assert_allclose(array, expected[name], rtol=2**-11 + 2**-18, atol=2**-24)
         np.testing.assert_array_equal(array, half(array))
 
 
 @pytest.mark.stub
 def test_convolutions_with_channels_last_leave_no_transpose_around_group_norms(cuda_stub: Path, tmp_path: Path) -> None:
-    made = tmp_path / "low.onnx"
-    amp_rewrite.convert(between_convolutions(), fuse="diffusion").save(made)
+    path = tmp_path / "low.onnx"
+    amp_rewrite.convert(between_convolutions(), fuse="diffusion").save(path)
     program = """
 import onnx, onnxruntime, sys
 for nhwc in "01":
@@ -264,11 +264,11 @@ for nhwc in "01":
     session = onnxruntime.InferenceSession(sys.argv[1], options, providers=providers, enable_fallback=0)
     print(*sorted(node.op_type for node in onnx.load(sys.argv[1] + nhwc).graph.node))
 """
-    done = stub.on_cuda(cuda_stub, program, str(made))
+    done = stub.on_cuda(cuda_stub, program, str(path))
     first, last = (line.split() for line in done.stdout.splitlines())
-    for found in (first, last):
-        assert {"GroupNorm", "SkipGroupNorm"} <= set(found)
-        assert not {"InstanceNormalization", "Sigmoid", "Mul", "Add"}.intersection(found)
+    for op_types in (first, last):
+        assert {"GroupNorm", "SkipGroupNorm"} <= set(op_types)
+        assert not {"InstanceNormalization", "Sigmoid", "Mul", "Add"}.intersection(op_types)
     assert last.count("Transpose") < first.count("Transpose")
 
 
@@ -281,7 +281,7 @@ FORMS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
     "grouped": ("a=Conv[group=2,dilations=2](x,w,b)" + BATCH_NORM, (6, 2, 3), (2, 4, 9)),
     "transposed": ("a=ConvTranspose[strides=2 2](x,w,b)" + BATCH_NORM, (4, 6, 2, 2), FOLDED_IMAGE),
     "gemm": ("a=Gemm[alpha=0.5](x,w,b)" + BATCH_NORM, (4, 6), (2, 4)),
-    "gemm of rows": ("a=Gemm[transB=1](x,w,b)" + BATCH_NORM, (6, 4), (2, 4)),
+    "transposed gemm": ("a=Gemm[transB=1](x,w,b)" + BATCH_NORM, (6, 4), (2, 4)),
 }
 
 
@@ -292,7 +292,7 @@ def model(
     outputs: str = "y",
     **more: Any,
 ) -> ModelProto:
-    """A linear op of six channels, then BatchNormalization, on random weights; None: fed."""
+    """A linear op of six channels, then BatchNormalization, on random weights; None: random_feeds."""
     rng = np.random.default_rng(3)
     arrays: dict[str, Any] = {"w": rng.standard_normal(weight)}
     arrays |= {name: rng.standard_normal(6) for name in ("b", "gamma", "beta", "mean")}
@@ -305,12 +305,12 @@ def model(
 @pytest.mark.parametrize("form", FORMS)
 def test_batch_normalization_is_folded_into_the_op_before_it(form: str) -> None:
     proto = model(*FORMS[form])
-    made, told = standard(proto)
+    converted, notes = standard(proto)
     op = proto.graph.node[0].op_type
-    assert kinds(made) == [op]
-    assert [t.name for t in made.graph.initializer] == ["w_folded", "w_folded_bias"]
-    assert told == [("fused", "y", f"batch normalization: one {op} in place of a, y")]
-    agree(proto, made, FORMS[form][2])
+    assert kinds(converted) == [op]
+    assert [t.name for t in converted.graph.initializer] == ["w_folded", "w_folded_bias"]
+    assert notes == [("fused", "y", f"batch normalization: one {op} in place of a, y")]
+    agree(proto, converted, FORMS[form][2])
 
 
 @pytest.mark.parametrize(
@@ -330,25 +330,25 @@ def test_batch_normalization_is_folded_into_the_op_before_it(form: str) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_unfoldable_batch_normalization_has_a_reason(proto: ModelProto, why: str) -> None:
-    made, ((kind, subject, message),) = standard(proto)
+    converted, ((kind, subject, message),) = standard(proto)
     assert (kind, subject) == ("not_fused", "batch_normalization")
     assert re.sub(r"reach [\d.e+]+", "reach N", message) == f"1 stays unfused (ends in y): {why}"
-    assert kinds(made) == kinds(proto)
+    assert kinds(converted) == kinds(proto)
 
 
 def test_a_shared_weight_is_folded_for_each_of_its_readers() -> None:
     text = "a=Conv(x,w)" + BATCH_NORM + ";a2=Conv(x,w);y2=BatchNormalization[epsilon=0.001](a2,beta,beta,mean,var)"
-    made, _ = standard(model(text, outputs="y y2"))
-    assert [list(n.input) for n in made.graph.node] == [
+    result, _ = standard(model(text, outputs="y y2"))
+    assert [list(n.input) for n in result.graph.node] == [
         ["x", "w_folded", "w_folded_bias"],
         ["x", "w_folded_2", "w_folded_bias_2"],
     ]
-    assert [t.name for t in made.graph.initializer] == [n for node in made.graph.node for n in list(node.input)[1:]]
+    assert [t.name for t in result.graph.initializer] == [n for node in result.graph.node for n in node.input[1:]]
 
 
 def test_unfolded_weights_stay_in_their_file(tmp_path: Path) -> None:
     text = CONV + ";z=Conv[pads=16 16 16 16](y,large)"
     onnx.save(model(text, outputs="z", large=np.zeros((6, 6, 32, 32))), tmp_path / "m.onnx")
-    view, told = fuse_operators(View.of(Model.load(tmp_path / "m.onnx")), Context(DType.FLOAT16), Target.ORT_CUDA)
+    view, notes = fuse_operators(View.of(Model.load(tmp_path / "m.onnx")), Context(DType.FLOAT16), Target.ORT_CUDA)
     stubs = {t.name: is_stub(t) for t in view.model.proto.graph.initializer}
-    assert ([f.kind for f in told], stubs) == (["fused"], {"large": True, "w_folded": False, "w_folded_bias": False})
+    assert ([f.kind for f in notes], stubs) == (["fused"], {"large": True, "w_folded": False, "w_folded_bias": False})

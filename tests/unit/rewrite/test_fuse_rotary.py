@@ -1,4 +1,4 @@
-"""Rotations by positions, and attention whose keys and values serve several heads of queries."""
+"""Rotary embeddings, and attention with keys and values shared by several heads of queries."""
 
 import re
 from typing import Any
@@ -39,7 +39,7 @@ TABLES = "both=Concat[axis=-1](angles,angles);cos=Cos(both);sin=Sin(both);"
 
 
 def rotation(x: str, y: str) -> str:
-    """x · cos + (−second half, first half) · sin."""
+    """Return the ops of x · cos + (−second half, first half) · sin."""
     return (
         f"{y}s=Mul({x},cos);{y}1=Slice({x},start,middle,last);{y}2=Slice({x},middle,end,last);{y}n=Neg({y}2);"
         f"{y}t=Concat[axis=-1]({y}n,{y}1);{y}c=Mul({y}t,sin);{y}=Add({y}s,{y}c);"
@@ -89,17 +89,17 @@ WIDE[:, 8:] = WIDE[:, :8]
 PICKED = np.random.default_rng(6).integers(0, 16, (3, 16))
 
 
-def turned(old: str = "", new: str = "", *shown: str, **more: object) -> ModelProto:
-    """A rotation of which a part is written otherwise, or shown."""
+def turned(old: str = "", new: str = "", *outputs: str, **more: object) -> ModelProto:
+    """Return a rotation with a part replaced, or with additional outputs."""
     shapes = {"given": (3, 16), "batches": (2, 1, 3, 16)}
-    shapes |= {name: (2, 2, 3, 8 if name in ("e", "rn", "r1") else 16) for name in shown}
+    shapes |= {name: (2, 2, 3, 8 if name in ("e", "rn", "r1") else 16) for name in outputs}
     constants = {"table": EQUAL, "rows": np.array([2, 0, 1]), "places": PICKED, **more}
     text = ROTATED.replace(old, new)
-    return model(text, " ".join(("r", *shown)), shapes, **{n: a for n, a in constants.items() if n in text})
+    return model(text, " ".join(("r", *outputs)), shapes, **{n: a for n, a in constants.items() if n in text})
 
 
 def of_tables(*shape: int, heads: object = 2) -> ModelProto:
-    """A rotation by constant tables of this shape, of heads that come split."""
+    """Return a rotation of split heads by constant tables of this shape."""
     shapes = {"q": (1, heads, 3, 16), "r": (1,) * max(len(shape) - 4, 0) + (1, heads, 3, 16)}
     return model(rotation("q", "r").rstrip(";"), "r", shapes, cos=WIDE.reshape(shape), sin=WIDE.reshape(shape))
 
@@ -115,14 +115,14 @@ ROTATIONS: dict[str, tuple[bool, ModelProto]] = {
     "tables of two axes": (True, of_tables(3, 16)),
     "tables of three": (True, of_tables(1, 3, 16)),
     "tables of four": (True, of_tables(1, 1, 3, 16)),
-    "heads whose number is not known": (False, of_tables(3, 16, heads="H")),
-    "tables that give the result more axes": (False, of_tables(1, 1, 1, 3, 16)),
+    "an unknown number of heads": (False, of_tables(3, 16, heads="H")),
+    "tables that add axes to the result": (False, of_tables(1, 1, 1, 3, 16)),
     "halves that differ": (False, turned("(angles,angles)", "(angles,others)")),
-    "halves that are not known": (False, turned("cos=Cos(both)", "cos=Relu(given)")),
-    "halves in the other order": (False, turned("(rn,r1)", "(r1,rn)")),
-    "another sign": (False, turned("rn=Neg(r2)", "rn=Abs(r2)")),
-    "another table for each batch": (False, turned("cos=Cos(both)", "c0=Cos(both);cos=Add(c0,batches)")),
-    "a half that others read": (False, turned("r=Add", "e=Relu(r2);r=Add", "e")),
+    "unknown halves": (False, turned("cos=Cos(both)", "cos=Relu(given)")),
+    "halves in reverse order": (False, turned("(rn,r1)", "(r1,rn)")),
+    "a wrong sign": (False, turned("rn=Neg(r2)", "rn=Abs(r2)")),
+    "a different table for each batch": (False, turned("cos=Cos(both)", "c0=Cos(both);cos=Add(c0,batches)")),
+    "a half with other readers": (False, turned("r=Add", "e=Relu(r2);r=Add", "e")),
     "every second number": (False, turned("Slice(q0,start,middle,last)", "Slice(q0,start,end,last,two)")),
     "elements picked from one axis": (
         False,
@@ -134,8 +134,8 @@ ROTATIONS: dict[str, tuple[bool, ModelProto]] = {
 
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_only_a_rotation_by_equal_halves_becomes_an_operator(name: str) -> None:
-    taken, proto = ROTATIONS[name]
-    assert ("RotaryEmbedding" in after(proto)) is taken
+    fuses, proto = ROTATIONS[name]
+    assert ("RotaryEmbedding" in after(proto)) is fuses
 
 
 ONE = dict.fromkeys("xzu", (1, 3, 16))
@@ -143,7 +143,7 @@ TURN = np.asarray(NUMBERS["angles"])[None]
 
 
 def by_standard(attributes: str = "", more: str = "", angles: str = "turn") -> str:
-    """Grouped attention whose queries and keys the standard's operator rotates, each by tables of its own."""
+    """Return grouped attention with the standard's rotations of queries and keys, each with its own tables."""
     tables = "".join(f"c{x}=Cos({angles});s{x}=Sin({angles});" for x in "qk")
     turned = "".join(
         f"{y}=RotaryEmbedding{attributes}({x},c{z},s{z}{more});" for x, y, z in (("q0", "q", "q"), ("k0", "k1", "k"))
@@ -152,25 +152,25 @@ def by_standard(attributes: str = "", more: str = "", angles: str = "turn") -> s
 
 
 def test_rotations_by_the_standard_operator_are_replaced() -> None:
-    found = after(model(by_standard(), "y", ONE, 23, turn=TURN))
-    assert "GroupQueryAttention" in found
-    assert not {"RotaryEmbedding", "Expand"} & set(found)
+    op_types = after(model(by_standard(), "y", ONE, 23, turn=TURN))
+    assert "GroupQueryAttention" in op_types
+    assert not {"RotaryEmbedding", "Expand"} & set(op_types)
 
 
 @pytest.mark.parametrize(
     ("text", "shapes", "angles"),
     [
         pytest.param(by_standard("[interleaved=1]"), ONE, TURN, id="pairs side by side"),
-        pytest.param(by_standard("[rotary_embedding_dim=8]"), ONE, TURN[..., :4], id="a part of the features"),
+        pytest.param(by_standard("[rotary_embedding_dim=8]"), ONE, TURN[..., :4], id="only some features"),
         pytest.param(by_standard(more=",places"), ONE, TURN[0], id="positions"),
         pytest.param(by_standard(), {}, np.concatenate([TURN, 2 * TURN]), id="a table for each batch"),
     ],
 )
 def test_other_rotations_by_the_standard_operator_stay(text: str, shapes: Any, angles: np.ndarray) -> None:
     proto = model(text, "y", shapes, 23, turn=angles, places=np.array([[2, 0, 1]]))
-    found = after(proto)
-    assert found.count("RotaryEmbedding") == len("qk")
-    assert "GroupQueryAttention" not in found
+    op_types = after(proto)
+    assert op_types.count("RotaryEmbedding") == len("qk")
+    assert "GroupQueryAttention" not in op_types
 
 
 CONSTANT = "cos=Identity(far_cos);sin=Identity(far_sin);"
@@ -188,9 +188,9 @@ ROTATING = ("com.microsoft::RotaryEmbedding", "com.microsoft::GroupQueryAttentio
 def test_tables_beyond_the_type_are_multiplied_in_float32(text: str, tables: str, far: float, dtype: DType) -> None:
     numbers = {"far_cos": far * np.cos(EQUAL), "far_sin": far * np.sin(EQUAL), "far": far}
     small = {"w": 1e-5 * np.asarray(NUMBERS["w"]), "keyed": 1e-5 * np.eye(16)}
-    held = {name: np.asarray(array, np.float32) for name, array in {**numbers, **small}.items()}
+    constants = {name: np.asarray(array, np.float32) for name, array in {**numbers, **small}.items()}
     output = "r" if text == ROTATED else "y"
-    proto = model(text.replace(TABLES, tables), output, {"turn": (3, 8)}, rows=np.array([2, 0, 1]), **held)
+    proto = model(text.replace(TABLES, tables), output, {"turn": (3, 8)}, rows=np.array([2, 0, 1]), **constants)
     converted = convert(proto).model
     view = View.of(Model(converted))
     assert {view.dtype(op.outputs[0]) for op in view.of_kinds(ROTATING)} == {dtype}
@@ -205,9 +205,9 @@ def _error(proto: ModelProto, converted: ModelProto) -> float:
 
 @pytest.mark.parametrize("text", [GROUPED, UNROTATED])
 def test_causal_attention_reads_unrepeated_keys_and_values_and_rotates_them(text: str) -> None:
-    found = after(model(text))
-    assert {"Expand", "RotaryEmbedding", "Transpose", "MultiHeadAttention"}.isdisjoint(found)
-    assert found.count("GroupQueryAttention") == 1
+    op_types = after(model(text))
+    assert {"Expand", "RotaryEmbedding", "Transpose", "MultiHeadAttention"}.isdisjoint(op_types)
+    assert op_types.count("GroupQueryAttention") == 1
 
 
 def test_rotated_keys_are_found_before_their_repetition() -> None:
@@ -227,7 +227,7 @@ NOT_CAUSAL[0, 1] = 0
         pytest.param(GROUPED, {"causal": NOT_CAUSAL}, id="a later key is seen"),
         pytest.param(GROUPED.replace("s=Add(s0,causal)", "s=Add(s0,given)"), {}, id="a mask that is an input"),
         pytest.param(
-            GROUPED.replace("ot=", "oo=Relu(o);ot=").replace("3](o)", "3](oo)"), {}, id="heads that stay apart"
+            GROUPED.replace("ot=", "oo=Relu(o);ot=").replace("3](o)", "3](oo)"), {}, id="heads that stay separate"
         ),
     ],
 )
@@ -236,10 +236,10 @@ def test_other_attentions_are_not_grouped(text: str, more: dict[str, object]) ->
 
 
 def test_queries_rotated_without_their_keys_are_not_grouped() -> None:
-    """onnxruntime fuses a rotation with the attention behind it, and crashes where not both have one."""
+    """onnxruntime fuses a rotation with the attention after it, and crashes unless both operands have one."""
     text = GROUPED.replace(rotation("k0", "k1"), "").replace("k1", "k0")
-    found = after(model(text))
-    assert "RotaryEmbedding" in found and "GroupQueryAttention" not in found
+    op_types = after(model(text))
+    assert "RotaryEmbedding" in op_types and "GroupQueryAttention" not in op_types
 
 
 @pytest.mark.parametrize("width", [4, 264])
@@ -263,8 +263,8 @@ def test_heads_without_a_fast_kernel_are_not_grouped(width: int) -> None:
 )
 def test_an_attention_is_grouped_if_it_is_certainly_low(options: dict[str, Any], grouped: bool) -> None:
     converted = convert(model(GROUPED), **options)
-    found = {node.op_type: node for node in converted.model.graph.node}
-    assert ("GroupQueryAttention" in found) == grouped
+    op_types = {node.op_type: node for node in converted.model.graph.node}
+    assert ("GroupQueryAttention" in op_types) == grouped
 
 
 def test_an_attention_kept_float32_by_ranges_is_not_grouped() -> None:

@@ -1,4 +1,4 @@
-"""The backward pass of whole graphs: what it adds up, what it leaves alone, and what it refuses."""
+"""The backward pass of whole graphs: sums of gradients, zeros and refusals."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ TOTAL = "loss=ReduceSum[keepdims=0](y)"
 
 
 def graph(text: str, **inputs: tuple[int, ...]) -> ModelProto:
-    """A graph that ends in y, and its sum as the loss."""
+    """Build a graph that computes y, with the sum of y as the loss."""
     return build(f"{text};{TOTAL}", ["loss"], shapes={**inputs, **LOSS}, opset=20)
 
 
@@ -28,9 +28,9 @@ def ops(model: Model) -> list[str]:
 
 def test_the_gradients_follow_the_outputs_in_the_requested_order() -> None:
     model = graph("y=Mul(a,b)", a=(2, 3), b=(3,))
-    made = gradients(model, "loss", ["b", "a"]).proto.graph
-    assert [o.name for o in made.output] == ["loss", "b_grad", "a_grad"]
-    dims = [[d.dim_value for d in o.type.tensor_type.shape.dim] for o in made.output]
+    after = gradients(model, "loss", ["b", "a"]).proto.graph
+    assert [o.name for o in after.output] == ["loss", "b_grad", "a_grad"]
+    dims = [[d.dim_value for d in o.type.tensor_type.shape.dim] for o in after.output]
     assert dims == [[], [3], [2, 3]]
 
 
@@ -42,14 +42,14 @@ def test_taken_names_are_not_reused() -> None:
 def test_inputs_without_effect_on_the_loss_get_zeros() -> None:
     model = graph("y=Neg(a);z=Exp(b)", a=(2,), b=(3, 2))
     feed = {"a": np.ones(2, "f"), "b": np.ones((3, 2), "f")}
-    found = run_float32(gradients(model, "loss", ["a", "b"]).to_proto(), feed, ["a_grad", "b_grad"])
-    assert [f.tolist() for f in found] == [[-1, -1], [[0, 0], [0, 0], [0, 0]]]
+    grads = run_float32(gradients(model, "loss", ["a", "b"]).to_proto(), feed, ["a_grad", "b_grad"])
+    assert [g.tolist() for g in grads] == [[-1, -1], [[0, 0], [0, 0], [0, 0]]]
 
 
 def test_a_norm_of_zeros_has_a_gradient_of_zeros() -> None:
     model = graph("s=Mul(x,x);t=ReduceSum[keepdims=1](s);y=Sqrt(t)", x=(3,))
-    found = run_float32(gradients(model, "loss", ["x"]).to_proto(), {"x": np.zeros(3, "f")}, ["x_grad"])
-    assert found[0].tolist() == [0, 0, 0]
+    grads = run_float32(gradients(model, "loss", ["x"]).to_proto(), {"x": np.zeros(3, "f")}, ["x_grad"])
+    assert grads[0].tolist() == [0, 0, 0]
 
 
 def test_equal_nodes_are_appended_once() -> None:
@@ -63,8 +63,8 @@ def test_a_gradient_can_be_differentiated_again() -> None:
     cube = graph("s=Mul(x,x);y=Mul(s,x)", x=(2,))
     slope = gradients(cube, "loss", ["x"]).to_proto()
     slope.graph.node.append(onnx.helper.make_node("ReduceSum", ["x_grad"], ["total"], keepdims=0))
-    found = run_float32(gradients(slope, "total", ["x"]).to_proto(), {"x": np.array([1, -2], "f")}, ["x_grad_2"])
-    np.testing.assert_allclose(found[0], [6, -12])
+    grads = run_float32(gradients(slope, "total", ["x"]).to_proto(), {"x": np.array([1, -2], "f")}, ["x_grad_2"])
+    np.testing.assert_allclose(grads[0], [6, -12])
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_an_initializer_becomes_an_input() -> None:
         Model(build(f"y=Mul(a,w);{TOTAL}", ["loss"], shapes={"a": (2,), **LOSS}, constants={"w": [1.0, 2.0]}))
     )
     b.promote("w")
-    made = b.model().proto.graph
-    assert ([v.name for v in made.input], list(made.initializer)) == (["a", "w"], [])
+    after = b.model().proto.graph
+    assert ([v.name for v in after.input], list(after.initializer)) == (["a", "w"], [])
     with pytest.raises(GradientError) as caught:
         b.promote("a")
     assert str(caught.value) == "'a' is not an initializer of the main graph, so it cannot become an input"
@@ -102,11 +102,11 @@ def test_an_initializer_becomes_an_input() -> None:
 def test_an_older_model_is_moved_to_opset_16() -> None:
     model = build(f"h=Gemm(x,w,b);r=Relu(h);y=Squeeze[axes=0](r);{TOTAL}", ["loss"],
                   shapes={"x": (1, 3), "w": (3, 2), "b": (2,), **LOSS}, opset=12)  # fmt: skip
-    made = gradients(model, "loss", ["w", "b"]).to_proto()
-    assert made.opset_import[0].version == 16
+    after = gradients(model, "loss", ["w", "b"]).to_proto()
+    assert after.opset_import[0].version == 16
     feed = {"x": np.ones((1, 3), "f"), "w": np.ones((3, 2), "f"), "b": np.ones(2, "f")}
-    found = run_float32(made, feed, ["w_grad", "b_grad"])
-    assert [f.tolist() for f in found] == [[[1, 1]] * 3, [1, 1]]
+    grads = run_float32(after, feed, ["w_grad", "b_grad"])
+    assert [g.tolist() for g in grads] == [[[1, 1]] * 3, [1, 1]]
 
 
 def refusal(model: ModelProto, loss: str = "loss", wrt: list[str] | None = None) -> str:
@@ -119,7 +119,7 @@ PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → … �
 
 
 @pytest.mark.parametrize(
-    ("body", "shapes", "asked", "said"),
+    ("body", "shapes", "options", "message"),
     [
         ("y=Neg(a)", {}, {"loss": "lass"}, "the model has no value 'lass' that could be the loss; its outputs are"),
         ("y=Neg(a)", {}, {"loss": "y"}, "the loss 'y' is not one number: its shape is [2]; reduce it to its mean"),
@@ -143,8 +143,8 @@ PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → … �
         ),
     ],
 )
-def test_unsupported_models_are_refused_by_name(body: str, shapes: Any, asked: Any, said: str) -> None:
-    assert refusal(graph(body, **{"a": (2,), **shapes}), **asked).startswith(said)
+def test_unsupported_models_are_refused_by_name(body: str, shapes: Any, options: Any, message: str) -> None:
+    assert refusal(graph(body, **{"a": (2,), **shapes}), **options).startswith(message)
 
 
 def test_ops_that_need_a_shape_name_it() -> None:
@@ -153,12 +153,12 @@ def test_ops_that_need_a_shape_name_it() -> None:
     assert refusal(loss, "y") == "the loss 'y' is not one number: its shape is unknown; reduce it to its mean or sum"
     kernel = graph("y=Conv(a,w)", a=(1, 2, 4, 4), w=(3, 2, 2, 2))
     kernel.graph.input[1].type.tensor_type.shape.dim[2].ClearField("dim_value")
-    said = "node 'y' (Conv): its gradient needs the shape of input 'w'; declare fixed dims for the inputs"
-    assert refusal(kernel) == said
+    message = "node 'y' (Conv): its gradient needs the shape of input 'w'; declare fixed dims for the inputs"
+    assert refusal(kernel) == message
     norm = build(f"y,n,w={NORM};{TOTAL}", ["loss"], shapes={"a": (2, 3), **CHANNELS, **LOSS}, opset=20)
     norm.graph.input[0].type.tensor_type.ClearField("shape")
-    said = "node 'y' (BatchNormalization): the rank of input 'a' is unknown; declare the shapes of the inputs"
-    assert refusal(norm) == said
+    message = "node 'y' (BatchNormalization): the rank of input 'a' is unknown; declare the shapes of the inputs"
+    assert refusal(norm) == message
 
 
 NORM = "BatchNormalization[training_mode=1](a,s,b,m,v)"
@@ -184,11 +184,11 @@ MODELS = TESTS / "models"
 NAMES = ("bert_dynamo20", "cnn_dynamo18", "if_ts13", "loop_ts16", "moe_ts17", "t5_dynamo18", "llama_dynamo23")
 NAMES += ("bert_dynamo23", "unet_ts15", "cnn_ts13", "lstm_dynamo18")
 _CLOSE = 5e-3
-"""Of float32: a step of 1e-3 makes 1e-4 of the slope out of 2⁻²⁴ of the loss, and passes some kinks of Relu."""
+"""With a step of 1e-3, an error of 2⁻²⁴ in the loss is one of 1e-4 in the slope; some kinks of Relu add to it."""
 
 
 def with_loss(name: str) -> ModelProto:
-    """The model with a weighted mean of its first output as one more output, "loss"."""
+    """Return the model with an additional output "loss", a weighted mean of its first output."""
     model = onnx.load(str(MODELS / f"{name}.onnx"))
     first = model.graph.output[0].name
     shape = run_float32(model, feed_of(name, model), [first])[0].shape
@@ -207,12 +207,12 @@ def feed_of(name: str, model: ModelProto) -> Feed:
 
 
 def parameters(model: ModelProto) -> dict[str, np.ndarray]:
-    found = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-    return {n: a for n, a in found.items() if a.dtype == np.float32 and a.ndim > 1 and n != "loss_weights"}
+    grads = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    return {n: a for n, a in grads.items() if a.dtype == np.float32 and a.ndim > 1 and n != "loss_weights"}
 
 
 def promoted(model: ModelProto) -> ModelProto:
-    """The parameters as inputs."""
+    """Return the model with its parameters as inputs."""
     out = ModelProto()
     out.CopyFrom(model)
     names = parameters(model)
@@ -227,14 +227,14 @@ def promoted(model: ModelProto) -> ModelProto:
 def test_the_norm_of_a_gradient_is_the_slope_along_it(name: str) -> None:
     model = with_loss(name)
     feed, weights = feed_of(name, model), parameters(model)
-    made = gradients(model, "loss", list(weights)).to_proto()
-    onnx.checker.check_model(made, full_check=True)
-    View.of(Model(made))
-    found = run_float32(made, feed, [f"{n}_grad" for n in weights])
-    size = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in found))
+    after = gradients(model, "loss", list(weights)).to_proto()
+    onnx.checker.check_model(after, full_check=True)
+    View.of(Model(after))
+    grads = run_float32(after, feed, [f"{n}_grad" for n in weights])
+    size = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grads))
     bare = promoted(model)
     sides = []
     for step in (1e-3, -1e-3):
-        moved = {n: w + (step / size * g).astype(np.float32) for (n, w), g in zip(weights.items(), found, strict=True)}
+        moved = {n: w + (step / size * g).astype(np.float32) for (n, w), g in zip(weights.items(), grads, strict=True)}
         sides.append(run_float32(bare, {**feed, **moved}, ["loss"])[0].item())
     assert (sides[0] - sides[1]) / 2e-3 == pytest.approx(size, rel=_CLOSE)

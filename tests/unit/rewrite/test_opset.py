@@ -1,4 +1,4 @@
-"""Opsets: which serves a target best, what a move changes, also from opset 7 to 12, and what holds a model."""
+"""Opsets: the best one for a target, the changes of a move, including those from opsets 7 to 12, and obstacles."""
 
 import re
 from pathlib import Path
@@ -37,14 +37,14 @@ def model_of(
 
 
 def moved(
-    model: ModelProto, wanted: Opset = AUTO, to: DType = DType.FLOAT16, **options: bool
+    model: ModelProto, requested: Opset = AUTO, to: DType = DType.FLOAT16, **options: bool
 ) -> tuple[ModelProto, str]:
-    """The model at another opset, and what was said; its type checked, its argument untouched."""
+    """Return the model at another opset, checked, and the messages; the argument stays unchanged."""
     before = model.SerializeToString()
-    view, told = at_opset(View.of(Model.load(model)), wanted, to, Target.ORT_CUDA, **options)
+    view, findings = at_opset(View.of(Model.load(model)), requested, to, Target.ORT_CUDA, **options)
     assert model.SerializeToString() == before
     onnx.checker.check_model(view.model.proto, full_check=True)
-    return view.model.proto, " | ".join(f.message for f in told)
+    return view.model.proto, " | ".join(f.message for f in findings)
 
 
 def opset(model: ModelProto) -> int:
@@ -56,50 +56,50 @@ STAYS = "stays: no other opset supports more of the model without supporting som
 
 
 @pytest.mark.parametrize(
-    ("body", "shapes", "start", "options", "end", "said"),
+    ("body", "shapes", "start", "options", "end", "message"),
     [
         (POOL, IMAGE, 22, {}, 21, "became 21; the target supports MaxPool better"),
         ("y = Conv (x, w)", CONV, 17, {"to": DType.BFLOAT16}, 22, "became 22; the target supports Conv better"),
         (POOL, IMAGE, 21, {"to": DType.BFLOAT16}, 21, f"{STAYS}; opset 22 supports Conv better, but MaxPool less"),
         (GELU, {}, 17, {}, 20, "became 20; the target supports gelu erf as one op better"),
         (GELU, {}, 17, {"fuse": "none"}, 17, STAYS),
-        (POOL, IMAGE, 21, {"wanted": 22}, 22, "became 22; it no longer supports MaxPool as well"),
+        (POOL, IMAGE, 21, {"requested": 22}, 22, "became 22; it no longer supports MaxPool as well"),
     ],
 )
 def test_the_smallest_opset_that_serves_most_is_chosen(
-    body: str, shapes: dict[str, str], start: int, options: dict[str, Any], end: int, said: str
+    body: str, shapes: dict[str, str], start: int, options: dict[str, Any], end: int, message: str
 ) -> None:
     model = model_of(body, start, **shapes)
-    made, told = moved(model, **options)
-    assert (opset(made), told) == (end, f"opset {start} {said}")
+    result, messages = moved(model, **options)
+    assert (opset(result), messages) == (end, f"opset {start} {message}")
     if start == end:
-        assert made.SerializeToString() == model.SerializeToString()
+        assert result.SerializeToString() == model.SerializeToString()
     else:
-        assert made.ir_version >= helper.find_min_ir_version_for([helper.make_opsetid("", end)])
+        assert result.ir_version >= helper.find_min_ir_version_for([helper.make_opsetid("", end)])
 
 
 def test_axes_become_an_input_and_a_split_states_its_number() -> None:
     body = "a, b = Split <axis = 1> (x)  y = ReduceMax <axes = [1]> (a)"
-    made, _ = moved(model_of(body, 17, outputs="float[2,1] y, float[2,2] b"), 18)
-    split, reduce = made.graph.node
+    result, _ = moved(model_of(body, 17, outputs="float[2,1] y, float[2,2] b"), 18)
+    split, reduce = result.graph.node
     assert {a.name: helper.get_attribute_value(a) for a in split.attribute} == {"axis": 1, "num_outputs": 2}
     assert (list(reduce.input), list(reduce.attribute)) == (["a", "y_axes"], [])
-    assert made.ir_version == 8
+    assert result.ir_version == 8
 
 
 def test_axes_become_an_attribute_at_an_older_opset() -> None:
-    made, _ = moved(model_of("y = ReduceMax (x, last)", 18, outputs="float[2,1] y"), 17)
-    (reduce,) = made.graph.node
+    result, _ = moved(model_of("y = ReduceMax (x, last)", 18, outputs="float[2,1] y"), 17)
+    (reduce,) = result.graph.node
     assert (list(reduce.input), helper.get_attribute_value(reduce.attribute[0])) == (["x"], [-1])
 
 
 def test_a_redundant_attribute_is_dropped_at_an_older_opset() -> None:
-    made, _ = moved(model_of("y = Reshape <allowzero = 0> (x, shape)", 14, "float[2,4] x, int64[2] shape"), 13)
-    assert (opset(made), list(made.graph.node[0].attribute)) == (13, [])
+    result, _ = moved(model_of("y = Reshape <allowzero = 0> (x, shape)", 14, "float[2,4] x, int64[2] shape"), 13)
+    assert (opset(result), list(result.graph.node[0].attribute)) == (13, [])
 
 
 @pytest.mark.parametrize(
-    ("body", "start", "wanted", "why"),
+    ("body", "start", "requested", "why"),
     [
         ("y = Relu (x)", 6, 17, "opset 6 is older than 7"),
         (
@@ -117,16 +117,16 @@ def test_a_redundant_attribute_is_dropped_at_an_older_opset() -> None:
         ),
     ],
 )
-def test_an_unmovable_op_has_a_reason(body: str, start: int, wanted: int, why: str) -> None:
+def test_an_unmovable_op_has_a_reason(body: str, start: int, requested: int, why: str) -> None:
     inputs = "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
     outputs = "int32[2,4] y" if "Bitwise" in body else "float[A] y" if "Shape" in body else "float[A,B] y"
-    text = f"the model cannot be moved to opset {wanted}: {why}; leave opset= out, or export again"
+    text = f"the model cannot be moved to opset {requested}: {why}; leave opset= out, or export again"
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
-        at_opset(View.of(Model.load(model_of(body, start, inputs, outputs))), wanted, DType.FLOAT16, Target.ORT_CUDA)
+        at_opset(View.of(Model.load(model_of(body, start, inputs, outputs))), requested, DType.FLOAT16, Target.ORT_CUDA)
 
 
 def raised(model: ModelProto, opset: int = 13) -> ModelProto:
-    """The model at another opset; its argument untouched."""
+    """Return the model at another opset; the argument stays unchanged."""
     before = model.SerializeToString()
     move = moved_to(View.of(Model.load(model)), opset)
     assert not isinstance(move, str), move
@@ -143,7 +143,7 @@ def refusal(model: ModelProto, opset: int = 13) -> str:
 
 
 def run(model: ModelProto) -> list[np.ndarray]:
-    """Outputs of onnxruntime, nothing optimized, on numbers of all signs or, for indices, on zeros and ones."""
+    """Return onnxruntime's outputs without optimizations, for random numbers, or zeros and ones as indices."""
     session: Any = opened(model, "DISABLE_ALL")
     rng, feed = np.random.default_rng(0), {}
     for port in session.get_inputs():
@@ -164,7 +164,7 @@ BRANCHES = """
     y = If (c) <then_branch = one () => (float[2,3,4] a) { a = Softmax <axis = 2> (x) },
                 else_branch = two () => (float[2,3,4] a) { a = Clip <max = 1.0> (x) }>
 """
-COMPUTING_THE_SAME = [
+MOVABLE = [
     ("y = Clip <min = -1.0, max = 1.0> (x)", 7, MATRIX, "float[2,3] y"),
     ("y = Clip <min = -1.0> (x)", 10, MATRIX, "float[2,3] y"),
     ("y = Max (x, a)", 8, "float[2,3] x, float[3] a", "float[2,3] y"),
@@ -191,7 +191,7 @@ COMPUTING_THE_SAME = [
 
 
 @pytest.mark.parametrize("opset", [13, 19])
-@pytest.mark.parametrize(("body", "start", "inputs", "outputs"), COMPUTING_THE_SAME)
+@pytest.mark.parametrize(("body", "start", "inputs", "outputs"), MOVABLE)
 def test_a_moved_op_computes_the_same(body: str, start: int, inputs: str, outputs: str, opset: int) -> None:
     model = model_of(body.replace("'", '"'), start, inputs, outputs)
     for before, after in zip(run(model), run(raised(model, opset)), strict=True):
@@ -216,11 +216,11 @@ SOFTMAX = "y = {} <axis = {}> (x)"
     ],
 )
 def test_an_operator_over_all_later_axes_keeps_its_meaning(kind: str, shape: str, axis: int, reshapes: bool) -> None:
-    """Over one axis where the others have one element, else between Reshapes to sizes that are known."""
+    """Over one axis if the others have size 1, otherwise between Reshapes to known sizes."""
     model = model_of(SOFTMAX.format(kind, axis), 11, f"float[{shape}] x", f"float[{shape}] y")
-    made = raised(model)
-    assert kinds(made) == (["Reshape", kind, "Reshape"] if reshapes else [kind])
-    for before, after in zip(run(model), run(made), strict=True):
+    result = raised(model)
+    assert kinds(result) == (["Reshape", kind, "Reshape"] if reshapes else [kind])
+    for before, after in zip(run(model), run(result), strict=True):
         np.testing.assert_allclose(after, before, rtol=0, atol=2e-6)
 
 
@@ -230,19 +230,19 @@ def test_names_docs_and_metadata_stay() -> None:
     model.metadata_props.add(key="licence", value="free")
     model.graph.node[0].metadata_props.add(key="layer", value="4")
     model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3, 4]))
-    made = raised(model)
-    assert (made.doc_string, made.metadata_props) == (model.doc_string, model.metadata_props)
+    result = raised(model)
+    assert (result.doc_string, result.metadata_props) == (model.doc_string, model.metadata_props)
     for field in ("name", "input", "output", "value_info"):
-        assert getattr(made.graph, field) == getattr(model.graph, field)
-    assert [node.name for node in made.graph.node] == ["the_a", "the_y"]
-    assert made.graph.node[0].doc_string == "of the node"
-    assert made.graph.node[0].metadata_props[0].value == "4"
+        assert getattr(result.graph, field) == getattr(model.graph, field)
+    assert [node.name for node in result.graph.node] == ["the_a", "the_y"]
+    assert result.graph.node[0].doc_string == "of the node"
+    assert result.graph.node[0].metadata_props[0].value == "4"
 
 
 def test_operators_of_other_domains_stay_unchanged() -> None:
     body = "z = com.example.Twice (x) y = Unsqueeze <axes = [0]> (z)"
-    made = raised(model_of(body, 9, MATRIX, "float[A,B,C] y", domains=', "com.example": 1'))
-    assert [(node.domain, node.op_type) for node in made.graph.node] == [("com.example", "Twice"), ("", "Unsqueeze")]
+    result = raised(model_of(body, 9, MATRIX, "float[A,B,C] y", domains=', "com.example": 1'))
+    assert [(node.domain, node.op_type) for node in result.graph.node] == [("com.example", "Twice"), ("", "Unsqueeze")]
     clip = model_of("z = com.example.Twice (x) y = Clip <min = 0.0> (z)", 9, MATRIX, "float[A,B] y")
     clip.opset_import.add(domain="com.example", version=1)
     assert refusal(clip).endswith("the type of its input is not known")
@@ -253,7 +253,7 @@ def test_weights_stay_where_they_are(tmp_path: Path) -> None:
     model = model_of("a = MatMul (x, w) y = Squeeze <axes = [0]> (a)", 11, "float[1,64] x", "float[128] y")
     model.graph.initializer.append(from_array(weight, "w"))
     onnx.save(model, tmp_path / "old.onnx", save_as_external_data=True, location="old.data", size_threshold=0)
-    (tmp_path / "old.data").write_bytes(bytes(weight.nbytes))  # other numbers than when it was loaded
+    (tmp_path / "old.data").write_bytes(bytes(weight.nbytes))  # overwritten with zeros
     move = moved_to(View.of(Model.load(tmp_path / "old.onnx")), 13)
     assert not isinstance(move, str) and is_stub(move.model.proto.graph.initializer[0])
     assert not to_array(move.model.to_proto().graph.initializer[0]).any()
@@ -264,8 +264,8 @@ def test_weights_listed_as_inputs_become_constants() -> None:
     model.ir_version = 3
     model.graph.initializer.append(from_array(np.ones(3, np.float32), "w"))
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3]))
-    made = raised(model)
-    assert [formal.name for formal in made.graph.input] == ["x"] and made.ir_version == 7
+    result = raised(model)
+    assert [formal.name for formal in result.graph.input] == ["x"] and result.ir_version == 7
 
 
 @pytest.mark.parametrize(
@@ -311,24 +311,24 @@ CLIPPED = "a = MatMul (x, w) b = Clip <min = 0.0, max = 6.0> (a) y = MatMul (b, 
 SQUARE = {"inputs": "float[64,64] x, float[64,64] w", "outputs": "float[64,64] y"}
 
 
-def told(converted: amp_rewrite.Converted) -> list[str]:
+def opset_messages(converted: amp_rewrite.Converted) -> list[str]:
     return [finding.message for finding in converted.report.findings if finding.kind == "opset"]
 
 
 def test_an_old_model_is_moved_unless_told_to_keep_its_opset() -> None:
     model = model_of(CLIPPED, 10, **SQUARE)
-    made, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset="keep")
-    assert (opset(made.result.proto), opset(kept.result.proto)) == (13, 10)
-    assert [sum(op == "Cast" for op in kinds(c.result.proto)) for c in (made, kept)] == [3, 5]
-    assert told(made)[0].startswith("opset 10 became 13; the target supports Clip better")
-    idle = amp_rewrite.convert(model_of("y = MatMul (x, w)", 11, **SQUARE))
-    assert (opset(idle.result.proto), told(idle), told(kept)) == (11, [], [])
+    converted, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset="keep")
+    assert (opset(converted.result.proto), opset(kept.result.proto)) == (13, 10)
+    assert [sum(op == "Cast" for op in kinds(c.result.proto)) for c in (converted, kept)] == [3, 5]
+    assert opset_messages(converted)[0].startswith("opset 10 became 13; the target supports Clip better")
+    unmoved = amp_rewrite.convert(model_of("y = MatMul (x, w)", 11, **SQUARE))
+    assert (opset(unmoved.result.proto), opset_messages(unmoved), opset_messages(kept)) == (11, [], [])
 
 
 def test_a_move_that_costs_more_kernels_than_it_gains_is_refused() -> None:
     """A Clip gains its kernel, and a Softmax becomes three ops."""
     body = f"{CLIPPED.replace('y =', 'z =')} y = Reshape (z, shape) s = Softmax <axis = 1> (free)"
     inputs = f"{SQUARE['inputs']}, int64[2] shape, float[2,3,4] free"
-    made = amp_rewrite.convert(model_of(body, 10, inputs, "float[A,B] y, float[2,3,4] s"))
-    assert told(made) == ["opset 10 stays: at 13 it would have 2 more ops, and 1 more in the low type"]
-    assert opset(made.result.proto) == 10
+    converted = amp_rewrite.convert(model_of(body, 10, inputs, "float[A,B] y, float[2,3,4] s"))
+    assert opset_messages(converted) == ["opset 10 stays: at 13 it would have 2 more ops, and 1 more in the low type"]
+    assert opset(converted.result.proto) == 10

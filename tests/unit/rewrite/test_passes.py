@@ -1,4 +1,4 @@
-"""Passes that are imported only for models with something for them, and constants that are computed."""
+"""Passes imported only for models that they could change, and the evaluation of constants."""
 
 import inspect
 import subprocess
@@ -35,10 +35,10 @@ def test_skipped_passes_would_find_nothing(model: Path, monkeypatch: pytest.Monk
     run = LazyPass.__call__
 
     def checked(self: LazyPass, view: View, context: Context) -> Iterable[Outcome]:
-        found = run(self, view, context)
-        if found == ():
+        outcomes = run(self, view, context)
+        if outcomes == ():
             assert not list(self.resolve()(view, context)), self.name
-        return found
+        return outcomes
 
     monkeypatch.setattr(LazyPass, "__call__", checked)
     convert(model, fuse="contrib")
@@ -83,10 +83,10 @@ def test_known_values_match_the_runtime(body: str, known: bool, opset: int) -> N
     text = f'<ir_version: 8, opset_import: ["": {opset}]> g () => (float[a,b,c] y) <{constants}> {{ {body} }}'
     model = onnx.parser.parse_model(text)
     view = View.of(Model(model))
-    found = numbers(view, view.ops[-1].results[0])
-    assert (found is not None) is known
-    if found is not None:
-        np.testing.assert_allclose(found, outputs_of(model, {})[0], rtol=1e-6)
+    array = numbers(view, view.ops[-1].results[0])
+    assert (array is not None) is known
+    if array is not None:
+        np.testing.assert_allclose(array, outputs_of(model, {})[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("last", "most", "runs"), [("Not", 12, True), ("Not", 11, False), ("Cast", 12, False)])
@@ -95,7 +95,7 @@ def test_bools_may_be_eight_times_as_many(last: str, most: int, runs: bool) -> N
     ends = {"Not": "y = Not (t)", "Cast": "y = Cast <to = 1> (t)"}
     text = f"g (double[4,1] a, double[8] b) => (y) {{ s = LessOrEqual (b, a)  t = And (s, s)  {ends[last]} }}"
     nodes = list(onnx.parser.parse_graph(text).node)
-    found = run(nodes, "y", [{"a": rows, "b": columns}], {"": 18}, most)
-    assert (not isinstance(found, str)) is runs
-    if not isinstance(found, str):
-        np.testing.assert_array_equal(found[0], rows < columns)
+    results = run(nodes, "y", [{"a": rows, "b": columns}], {"": 18}, most)
+    assert (not isinstance(results, str)) is runs
+    if not isinstance(results, str):
+        np.testing.assert_array_equal(results[0], rows < columns)
