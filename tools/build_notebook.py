@@ -31,15 +31,15 @@ def outputs(source: str, namespace: dict[str, Any], number: int) -> list[dict[st
         exec(compile(tree, f"<cell {number}>", "exec"), namespace)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), f"<cell {number}>", "eval"), namespace)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     if text := printed.getvalue():
-        found.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
+        results.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
     if value is not None:
         data = {"text/plain": repr(value).splitlines(keepends=True)}
         if hasattr(value, "_repr_html_"):
             data = {"text/html": value._repr_html_().splitlines(keepends=True), **data}
-        found.append({"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"})
-    return found
+        results.append({"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"})
+    return results
 
 
 def run(file: Path = NOTEBOOK) -> dict[str, Any]:

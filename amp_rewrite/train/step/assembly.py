@@ -42,10 +42,10 @@ _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 
 
 class ModelOptions(Painting, total=False):
-    """Options for the model of a step, in addition to lists, level, target, safety, keep and lower of `convert`.
+    """Options for the model of a step, in addition to `convert`'s lists, level, target, safety, keep and lower.
 
     Attributes:
-        policy: by default that of the process.
+        policy: by default the policy of the process.
         parameters: globs on initializers to train; see `objective.parameters.parameter_rows`.
         freeze: globs on initializers, including running statistics, that do not change.
         training_mode: True updates running statistics and enables dropout.
@@ -79,12 +79,12 @@ class Subject:
         PolicyError if the policy does not keep parameters and results in float32.
         """
         painting: Any = {name: value for name, value in options.items() if name in PAINTING}
-        given = options.get("policy")
-        if not isinstance(given, (str, Policy, type(None))):
+        requested = options.get("policy")
+        if not isinstance(requested, (str, Policy, type(None))):
             raise PolicyError(
-                f"policy is {quoted(given)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy"
+                f"policy is {quoted(requested)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy"
             )
-        policy = default() if given is None else Policy.of(given)
+        policy = default() if requested is None else Policy.of(requested)
         if policy.param is not DType.FLOAT:
             raise PolicyError(
                 f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
@@ -140,9 +140,9 @@ class Prepared:
         """Append the backward pass from `seed`, the gradient of the loss; return the gradients by parameter."""
         return backward(self.b, {self.objective.loss: seed}, list(self.initial))
 
-    def with_results(self, kept: Sequence[str]) -> Model:
-        """Return the model with the outputs loss and metrics, followed by the existing outputs `kept`."""
-        return with_outputs(self.b.model(), outputs_of(self.objective), kept)
+    def with_results(self, names: Sequence[str]) -> Model:
+        """Return the model with the loss and the metrics as outputs, followed by the existing outputs `names`."""
+        return with_outputs(self.b.model(), outputs_of(self.objective), names)
 
 
 def outputs_of(objective: losses.Objective) -> list[ValueInfoProto]:
@@ -150,14 +150,14 @@ def outputs_of(objective: losses.Objective) -> list[ValueInfoProto]:
     return [declared(objective.loss, DType.FLOAT, objective.shape), *metrics]
 
 
-def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
+def with_outputs(model: Model, new: Sequence[ValueInfoProto], names: Sequence[str]) -> Model:
     """Return the model with exactly these outputs: the new ones, then existing ones by name.
 
     Nodes that no output depends on are removed, such as a Softmax if the loss reads its logits.
     """
     proto = clone(model.proto)
     existing = {v.name: v for v in proto.graph.output}
-    refill(proto.graph, "output", [*new, *(existing[name] for name in kept)])
+    refill(proto.graph, "output", [*new, *(existing[name] for name in names)])
     refill(proto.graph, "node", needed(proto.graph.node, [v.name for v in proto.graph.output]))
     return replace(model, proto=proto)
 
@@ -187,12 +187,13 @@ def with_values(model: Model, values: Mapping[str, Array]) -> Model:
 def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Report | None]:
     """Lower the graph under the policy and return it with the report; the appended loss and the update stay float32.
 
-    PolicyError for lowering options under a policy that lowers no op, and for a `lower` pattern on such a float32 node.
+    PolicyError for lowering options under a policy that lowers no op, and for a `lower` pattern on a node of the loss
+    or the update.
     """
     if policy.lowers is None:
         if painting:
             raise PolicyError(
-                f"{', '.join(painting)} configures lowering, but policy {policy.name!r} lowers nothing; remove the"
+                f"policy {policy.name!r} lowers nothing, so {', '.join(painting)} would have no effect; remove the"
                 " options, or use mixed_float16"
             )
         return whole, None
@@ -210,14 +211,14 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
 
 
 _STATISTICS = {1: 3, 2: 4}
-"""Outputs of a BatchNormalization in training mode, each with the input that it replaces."""
+"""Outputs of a BatchNormalization in training mode, each with the input it replaces."""
 
 
 def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     """Put each BatchNormalization and Dropout of the main graph into training mode.
 
-    A BatchNormalization then also outputs its new running statistics. If `frozen` is true for the name of its
-    statistics, it does not change.
+    A BatchNormalization then also outputs its new running statistics, but stays as it is if `frozen` is true for the
+    name of its statistics.
     """
     proto = clone(model.proto)
     taken = set(View.of(model).names)
@@ -265,7 +266,7 @@ def statistics_of(model: Model) -> list[str]:
 
 @checked_arguments()
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
-    """Replace inputs of a model by initializers.
+    """Replace inputs of a model with initializers.
 
     Exporters merge equal initializers and fold weights into others. Parameters that are exported as inputs stay
     separate and keep their names; `bind` makes them initializers afterwards.

@@ -22,16 +22,16 @@ from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, T
 from amp_rewrite.train.step.assembly import with_state
 
 _RANGES = {
-    SHARES: (0.0, math.inf, "at least 0"),
-    YES_OR_NO: (0.0, 1.0, "from 0 to 1; write no as 0 and yes as 1"),
+    SHARES: (0.0, math.inf, "class probabilities must be at least 0"),
+    YES_OR_NO: (0.0, 1.0, "binary targets must be from 0 (no) to 1 (yes)"),
 }
-"""Smallest and largest target of each kind, and the range in words with a hint."""
+"""Smallest and largest target of each kind, and the range in words."""
 _ROUNDING = 1e-5
 """Tolerance for targets that rounding moves outside their range."""
 
 
 def batch_model(model: Model, batch: Iterable[str]) -> Model:
-    """Return a model with only these inputs, to check batches against."""
+    """Return a model with only these inputs, for checking batches."""
     declared = {v.name: v for v in model.proto.graph.input}
     proto = ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.input.extend(declared[name] for name in batch)
@@ -50,7 +50,7 @@ def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
     unused = next((note for note in feed.notes if note.endswith(NOT_FED)), None)
     if unused is not None:
         raise FeedError(
-            f"{unused.removesuffix(NOT_FED)}have no input; give weights of rows by sample_weight=NAME of the loss"
+            f"{unused.removesuffix(NOT_FED)}have no input; pass row weights with sample_weight=NAME in the loss"
         )
     return feed
 
@@ -58,8 +58,8 @@ def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
 def converted_targets(target: TargetInput, values: Array) -> Array:
     """Convert targets to the type read by the loss: int32 or int64 class indices, or float32 numbers.
 
-    TrainingError for class indices that are not whole numbers, for one number per class where the loss reads class
-    indices, and the reverse.
+    TrainingError for class indices that are not whole numbers, for one number per class if the loss reads class
+    indices, and vice versa.
     """
     name, classes = target.name, target.classes
     if values.dtype.kind not in "fiub" or not values.size:
@@ -67,20 +67,20 @@ def converted_targets(target: TargetInput, values: Array) -> Array:
     if target.kind != CLASSES:
         if target.kind == SHARES and values.dtype.kind in "iu" and values.ndim < 2:
             raise TrainingError(
-                f"the targets {name!r} are class indices, but the loss takes a number for each class; use"
+                f"the targets {name!r} are class indices, but the loss takes one number per class; use"
                 " sparse_categorical_crossentropy (cross_entropy), or pass np.eye(CLASSES)[targets]"
             )
         return values.astype(np.float32)
     if values.ndim > 1 and values.shape[-1] == classes != 1 and (values.sum(-1) == 1).all() and (values >= 0).all():
         raise TrainingError(
-            f"the targets {name!r} have a number for each of {classes} classes, but the loss takes class indices; use"
+            f"the targets {name!r} have one number for each of {classes} classes, but the loss takes class indices; use"
             " categorical_crossentropy (categorical_cross_entropy), or pass targets.argmax(-1)"
         )
     invalid = values[values % 1 != 0]
     if invalid.size:
         raise TrainingError(
-            f"the targets {name!r} have {invalid.flat[0]:g}, but the loss takes class indices, which are whole;"
-            " round them yourself, or use a loss of numbers such as mean_squared_error"
+            f"the targets {name!r} contain {invalid.flat[0]:g}, but class indices must be whole numbers; round the"
+            " targets, or use a regression loss such as mean_squared_error"
         )
     return values if values.dtype == np.int32 else values.astype(np.int64)
 
@@ -99,21 +99,20 @@ def check_batch(declared: Model, target: TargetInput | None, batch: Batch, numbe
             if before != size:
                 raise FeedError(
                     f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
-                    f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
+                    f" {formal.name!r}; use inputs of equal size, or export the model with two dimension names"
                 )
     if target is None:
         return
-    classes = batch[target.name]
+    values = batch[target.name]
     if target.kind in _RANGES:
-        least, most, legal = _RANGES[target.kind]
-        invalid = classes[(classes < least - _ROUNDING) | (classes > most + _ROUNDING)]
+        low, high, legal = _RANGES[target.kind]
+        invalid = values[(values < low - _ROUNDING) | (values > high + _ROUNDING)]
         if invalid.size:
             raise TrainingError(
-                f"input {target.name!r} of batch {number} has {invalid.flat[0]:g}, but its targets are {target.kind},"
-                f" {legal}"
+                f"input {target.name!r} of batch {number} has {invalid.flat[0]:g}, but {legal}; correct the targets"
             )
     if target.classes is not None:
-        invalid = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
+        invalid = values[((values < 0) | (values >= target.classes)) & (values != target.ignored)]
         if invalid.size:
             raise TrainingError(
                 f"input {target.name!r} of batch {number} has class {int(invalid.flat[0])}, but the model has classes 0"
@@ -134,7 +133,7 @@ def with_targets(x: object, y: object, names: Sequence[str]) -> object:
         return x
     targets = tuple(y) if isinstance(y, (tuple, list)) and all(map(is_array, y)) else (y,)
     if not isinstance(y, Mapping) and not all(map(is_array, targets)) and not to_array(y, "the target").ndim:
-        raise TrainingError(f"the targets are {y!r}, not an array; pass fit(x, y, epochs=…), or fit((x, y), epochs=…)")
+        raise TrainingError(f"the targets are {y!r}, not an array; call fit(x, y, epochs=…), or fit((x, y), epochs=…)")
     targets = tuple(to_array(one, "a target") for one in targets)
     if isinstance(x, Mapping):
         missing = [name for name in names if name not in x]
@@ -149,8 +148,8 @@ def with_targets(x: object, y: object, names: Sequence[str]) -> object:
 class Rows:
     """Arrays by name with one row per example, all of the same length.
 
-    `batch_size`: rows per batch; the last batch may have fewer. `shuffle`: a new order of the rows in each epoch, drawn
-    from `seed` and the number of the epoch. A `seed` of None draws the seed itself.
+    `batch_size`: rows per batch; the last batch may have fewer. `shuffle`: True for a new order of the rows in each
+    epoch, drawn from `seed` and the number of the epoch. `seed`: None draws a random one.
     """
 
     arrays: Mapping[str, Array]
@@ -166,7 +165,7 @@ class Rows:
         lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
-            raise FeedError(f"the arrays have different numbers of rows ({listed}); pass arrays of one length")
+            raise FeedError(f"the arrays have different numbers of rows ({listed}); pass arrays of equal length")
 
     @classmethod
     def of(
@@ -180,7 +179,7 @@ class Rows:
     ) -> Rows | None:
         """Return the rows of a mapping of arrays, an array, or a tuple of arrays with these names.
 
-        Data of any other form are batches already: the result is None, and `batch_size` must be None. FeedError for a
+        Data in any other form are already batches: the result is None, and `batch_size` must be None. FeedError for a
         wrong number of arrays, TrainingError for class indices of the `target` that are not whole numbers.
         """
         arrays = (data,) if is_array(data) else data
@@ -190,7 +189,7 @@ class Rows:
             if len(arrays) != len(names):
                 raise FeedError(
                     f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} for the inputs {', '.join(map(repr, names))};"
-                    " give a tuple of arrays in this order, or a mapping from input names to arrays"
+                    " pass a tuple of arrays in this order, or a mapping from input names to arrays"
                 )
             data = dict(zip(names, arrays, strict=True))
         if isinstance(data, Mapping):
@@ -200,8 +199,8 @@ class Rows:
             return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
         if batch_size is not None or shuffle:
             raise TrainingError(
-                "batch_size and shuffle cut a mapping from names to arrays into batches, but these data are batches"
-                " already; pass such a mapping, or leave both out"
+                "batch_size and shuffle apply only to arrays, but these data are already batches; pass a mapping from"
+                " input names to arrays, or omit both"
             )
         return None
 
@@ -225,7 +224,7 @@ class Rows:
             raise TrainingError(f"validation_split is {share!r}; use a number above 0 and below 1")
         at = len(self) - round(len(self) * share)
         if not 0 < at < len(self):
-            raise TrainingError(f"validation_split={share} of {len(self)} rows leaves none on one side; give more rows")
+            raise TrainingError(f"validation_split={share} of {len(self)} rows leaves none on one side; pass more rows")
         first, last = (
             {n: a[part] if a.ndim else a for n, a in self.arrays.items()} for part in (slice(at), slice(at, None))
         )
@@ -246,17 +245,17 @@ class BatchMeans:
         self._weights = self._sums.copy()
 
     def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
-        """Add the results of a batch; a batch of ignored rows only has no effect."""
+        """Add the results of a batch; a batch with only ignored rows has no effect."""
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
         self.rows += rows
         weight = counted = float(rows)
         if self._target is not None and self._target.kind == CLASSES:
             weight, counted = self._target.counts(batch[self._target.name])
         for name in self._sums:
-            own = weight if name == self._loss else counted
-            if own:
-                self._sums[name] += results[name].item() * own
-                self._weights[name] += own
+            factor = weight if name == self._loss else counted
+            if factor:
+                self._sums[name] += results[name].item() * factor
+                self._weights[name] += factor
 
     def scores(self, metrics: Sequence[str]) -> Scores:
         """Return the means, with these names for the metrics; NaN if no row counts."""
@@ -292,8 +291,8 @@ class Scores:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> float:
-        return [*self.numbers.values()][place]
+    def __getitem__(self, index: int) -> float:
+        return [*self.numbers.values()][index]
 
 
 class HoldsSession:
@@ -301,8 +300,8 @@ class HoldsSession:
 
     def __reduce__(self) -> NoReturn:
         raise TrainingError(
-            f"a {type(self).__name__} holds an open session, which cannot be copied; save() writes its state, and"
-            " load() of a new one reads it"
+            f"a {type(self).__name__} holds an open session, which cannot be copied; save() its state, and load() it"
+            " into a new one"
         )
 
 
@@ -343,9 +342,9 @@ class Predictions(ArrayLike):
 
 
 def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
-    """Return the model inputs in a batch; it may also have targets. FeedError for a wrong type or shape."""
+    """Return the model inputs in a batch, which may also have targets. FeedError for a wrong type or shape."""
     if not isinstance(batch, Mapping):
-        raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from names of inputs to arrays")
+        raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from input names to arrays")
     missing = sorted(set(inputs) - batch.keys())
     if missing:
         raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
@@ -355,7 +354,7 @@ def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """An open model computing its outputs. `inputs`: its inputs other than the weights."""
+    """A model open for predictions. `inputs`: its inputs other than the weights."""
 
     source: Model
     runner: Runner
@@ -376,10 +375,10 @@ class Predictor:
 
     def rows(self, data: object, batch_size: int | None, weights: Mapping[str, Array]) -> Predictions:
         """Compute the outputs for all rows, concatenated along the first axis. Targets in the data are ignored."""
-        given = data[: len(self.inputs)] if isinstance(data, tuple) else data
-        rows = Rows.of(given, self.inputs, batch_size, False)
+        inputs = data[: len(self.inputs)] if isinstance(data, tuple) else data
+        rows = Rows.of(inputs, self.inputs, batch_size, False)
         feed = Feed.of(
-            given if rows is None else lambda: rows.batches(0),
+            inputs if rows is None else lambda: rows.batches(0),
             batch_model(self.source, self.inputs),
             allow_nonfinite=True,
             allow_change=True,

@@ -35,11 +35,11 @@ _OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/"
 def save(path: str | Path, state: Mapping[str, Array], fingerprint: str) -> None:
     """Write the state by path, with the fingerprint of the model; a checkpoint at `path` is replaced.
 
-    TrainingError for a path that does not end in .npz or cannot be written.
+    TrainingError for a path that does not end in .npz, or cannot be written.
     """
     path = Path(path)
     if path.suffix != ".npz":
-        raise TrainingError(f"cannot write a checkpoint to {path}: use a file name that ends in .npz")
+        raise TrainingError(f"cannot write a checkpoint to {path}; use a file name ending in .npz")
     header = {_VERSION: np.array(VERSION, np.int64), _MODEL: np.frombuffer(fingerprint.encode(), np.uint8)}
     try:
         with replacing(path) as file:
@@ -54,14 +54,14 @@ def load(
     fingerprint: str,
     *,
     micro_batches: int = 1,
-    left_out: tuple[str, ...] = (),
+    omitted: tuple[str, ...] = (),
 ) -> dict[str, Array]:
-    """Return the state in a checkpoint by path: all `variables`, and counts. A missing loss scale is the initial one.
+    """Return the state in a checkpoint by path: all `variables`, and counts. A missing loss scale starts anew.
 
-    `left_out`: prefixes of paths to ignore.
+    `omitted`: prefixes of paths to ignore.
 
-    TrainingError for a checkpoint of another version, model, optimizer or set of parameters, and for one that was saved
-    within a step that has more `micro_batches`. FeedError for a file that is damaged, contains pickled objects, or
+    TrainingError for a checkpoint of another version, model, optimizer or set of parameters, and for one
+    saved within a step with more `micro_batches`. FeedError for a file that is damaged, contains pickled objects, or
     needs more than `LIMIT` bytes.
     """
     path = Path(path)
@@ -77,16 +77,16 @@ def load(
         )
     if model.tobytes() != fingerprint.encode():
         raise TrainingError(
-            f"{path} is a checkpoint of another model: its ops or its weights' shapes differ; make the step from that"
-            " model"
+            f"{path} is a checkpoint of another model: its ops or its weights' shapes differ; create the step from"
+            " that model"
         )
     done = int(arrays.get("micro_batch", 0))
     if done >= micro_batches:
         raise TrainingError(
-            f"{path} was saved inside a step, after {done} of its micro-batches, but here a step has {micro_batches};"
-            " make it with the same number"
+            f"{path} was saved within a step, after {done} of its micro-batches, but this step has {micro_batches};"
+            " create it with the same number"
         )
-    arrays = {name: array for name, array in arrays.items() if not name.startswith(left_out)}
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(omitted)}
     initial = {v.name: v.initial for v in variables}
     state = {name: array for name, array in arrays.items() if name in initial or name.startswith("count/")}
     state |= {name: array for name, array in initial.items() if name not in arrays and name.startswith(_OPTIONAL)}
@@ -96,7 +96,7 @@ def load(
     if differing is not None:
         raise TrainingError(
             f"{path} and this step differ in {differing!r}: it was saved with another optimizer, or with other trained"
-            " parameters; make the step with the same ones"
+            " parameters; create it with the same ones"
         )
     return state
 
@@ -111,5 +111,5 @@ def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> Mapping[
 
 def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
     """Return the step count and the slots by path in checkpoints."""
-    by_slot = {f"{SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
+    by_slot = {f"{SLOT}{name}/{slot}": array for name, arrays in slots.items() for slot, array in arrays.items()}
     return {"step": np.array(iterations, np.int64), **by_slot}

@@ -56,21 +56,21 @@ class EarlyStopping:
         falling, rising = "loss" in self.monitor, "acc" in self.monitor
         if self.mode == "auto" and falling == rising:
             raise TrainingError(
-                f"EarlyStopping cannot tell by the name if {self.monitor!r} should fall or rise; say mode='min' or"
-                " mode='max'"
+                f"EarlyStopping cannot tell from the name whether {self.monitor!r} should fall or rise; pass mode='min'"
+                " or mode='max'"
             )
         self.sign = 1.0 if self.mode == "min" or (self.mode == "auto" and falling) else -1.0
 
     def begin(self) -> None:
-        """Reset at the start of a call of `fit`."""
+        """Reset when `fit` starts."""
         self.best, self._waited = math.inf, 0
         self._state: dict[str, Array] | None = None
 
     def epoch_end(self, trainer: Any, log: Log) -> bool:
         """Compare the numbers of an epoch with the best ones. Return True to stop."""
         if self.monitor not in log:
-            hint = "; give validation_data or validation_split" if self.monitor.startswith("val_") else ""
-            raise TrainingError(f"EarlyStopping monitors {self.monitor!r}, but an epoch has {', '.join(log)}{hint}")
+            hint = "pass validation_data or validation_split" if self.monitor.startswith("val_") else "use one of them"
+            raise TrainingError(f"EarlyStopping monitors {self.monitor!r}, but an epoch has {', '.join(log)}; {hint}")
         value = self.sign * log[self.monitor]
         if math.isfinite(value) and value < self.best - abs(self.min_delta):
             self.best, self._waited = value, 0
@@ -80,7 +80,7 @@ class EarlyStopping:
         return self._waited >= max(self.patience, 1)
 
     def end(self, trainer: Any) -> None:
-        """Restore the best state, if asked to."""
+        """Restore the best state if `restore_best_weights` is True."""
         if self._state is not None:
             trainer.set_state(self._state)
 
@@ -105,8 +105,8 @@ class FitOptions(TypedDict, total=False):
         callbacks: `EarlyStopping`, or functions of the index of an epoch (from 0) and its numbers; training stops if
             one returns True.
         first_epoch: index of the first epoch, to resume a run.
-        steps_per_epoch: runs per epoch; the next epoch continues where the last one ended, and data start over at
-            their end.
+        steps_per_epoch: runs per epoch; the next epoch continues where the last one ended, and the data start over
+            when they end.
         verbose: accepted as in Keras, and ignored; see `progress`.
     """
 
@@ -124,8 +124,8 @@ class FitOptions(TypedDict, total=False):
 class History(AttributeHints):
     """Result of a call of `fit`.
 
-    The numbers of an epoch are the means of loss and metrics, weighted as in `Scores`; the same with the prefix "val_"
-    for validation data; learning_rate; skipped (steps); loss_scale, if there is one; and seconds.
+    The numbers of an epoch are the means of the loss and the metrics, weighted as in `Scores`; the same means with the
+    prefix "val_" for validation data; and learning_rate, skipped (steps), seconds, and loss_scale if there is one.
 
     Attributes:
         losses: the loss of each run.
@@ -167,14 +167,14 @@ class Monitor:
         trainer, (skipped, nonfinite) = self.trainer, self.before
         self.batch, self.skipped, self.before = batch, trainer.skipped > skipped, (trainer.skipped, trainer.nonfinite)
         if trainer.nonfinite > nonfinite and not self.skipped and not self.applied:
-            self.applied = trainer.diagnosis(batch, before=True) or "none that is left"
+            self.applied = trainer.diagnosis(batch, before=True) or "one that cannot be reproduced"
 
     def warn(self, skipped: int) -> None:
         """Warn if weights are NaN or steps were skipped to the end; one skipped step is normal."""
         trainer, scale = self.trainer, self.trainer.step.loss_scale
         if self.batch is None:
             return
-        nan = "look for NaN in data, weights and loss (0 / 0, log 0) with policy='float32'"
+        nan = "look for NaN in the data, weights and loss (0 / 0, log 0) with policy='float32'"
         way_out, lowest = f"Train for more steps, until the scale fits, or {nan}", False
         if isinstance(scale, DynamicLossScale) and trainer.loss_scale <= np.float32(scale.minimum):
             way_out, lowest = f"Scale the loss or its targets down, or {nan}", True
@@ -182,14 +182,14 @@ class Monitor:
                 way_out = f"Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
         if self.applied and any(np.isnan(array).any() for array in trainer.get_weights().values()):
             text = (
-                f"weights are NaN, since steps with nonfinite gradients were applied: first that of {self.applied}; use"
-                " a dynamic loss scale, which skips such steps, or a smaller learning rate, and look for NaN in data"
+                f"weights are NaN, because steps with nonfinite gradients were applied, first {self.applied}; use a"
+                " dynamic loss scale, which skips these steps, or a smaller learning rate, and look for NaN in the data"
             )
         elif skipped > 1 and (trainer.steps == self.start or (self.skipped and lowest)):
-            bad = trainer.diagnosis(self.batch, before=False) or "one that the last batch does not show"
-            what = "all steps" if trainer.steps == self.start else f"{skipped} steps, and the last one,"
+            first = trainer.diagnosis(self.batch, before=False) or "one of an earlier batch"
+            what = "all steps" if trainer.steps == self.start else f"{skipped} steps, including the last one,"
             text = (
-                f"{what} were skipped, because gradients are not finite: first that of {bad}; the loss scale is"
+                f"{what} were skipped, because gradients were not finite, first {first}; the loss scale is"
                 f" {trainer.loss_scale:g}. {way_out}"
             )
         else:
@@ -214,7 +214,7 @@ class Fitting:
     def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
         """Prepare data and options. TrainingError for options contradicting the data."""
         if data is None:
-            raise TrainingError("fit lacks data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
+            raise TrainingError("fit has no data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
         if shuffle not in (None, True, False):
             raise TrainingError(f"shuffle is {shuffle!r}; use True or False")
@@ -223,21 +223,21 @@ class Fitting:
         if isinstance(validation, (tuple, list)) and len(validation) == 2 and len(names) != 2:
             validation = with_targets(validation[0], validation[1], names)
         if share and (validation is not None or rows is None):
-            what = "validation_data are given, too" if rows is not None else "these data are batches already"
-            raise TrainingError(f"validation_split takes rows of arrays, but {what}; use one of the two")
+            what = "validation_data is set; omit one" if rows is not None else "these are batches; pass validation_data"
+            raise TrainingError(f"validation_split takes rows from arrays, but {what}")
         if share and rows is not None:
             rows, held_out = rows.split(share)
             validation = held_out.arrays
         if validation is not None and Rows.of(validation, names, None, False, target=trainer.step.target) is None:
             validation = trainer.feed(validation)  # a generator yields its batches only once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
-        given = options.get("callbacks", ())
-        callbacks: Any = given if isinstance(given, (list, tuple)) else (given,)
+        option = options.get("callbacks", ())
+        callbacks: Any = option if isinstance(option, (list, tuple)) else (option,)
         for callback in callbacks:
             if isinstance(callback, type) or not (isinstance(callback, EarlyStopping) or callable(callback)):
                 raise TrainingError(
-                    f"not a callback: {callback!r}; pass EarlyStopping(…), or a function of the number"
-                    " of an epoch and its numbers"
+                    f"not a callback: {callback!r}; pass EarlyStopping(…), or a function of an epoch's index and its"
+                    " numbers"
                 )
         steps = options.get("steps_per_epoch")
         steps = None if steps is None else whole_number("steps_per_epoch", steps, 1)

@@ -84,7 +84,7 @@ class Weights:
     def loss(self, text: str) -> ModelLoss:
         """Return a loss of the model with these weights, and add the other weights needed for it.
 
-        It runs on CUDA if available, else emulated on the CPU. The errors are those of `training_step`.
+        It runs on CUDA if available, otherwise emulated on the CPU. The errors are those of `training_step`.
         """
         subject = self.subject
         prepared = Prepared.of(subject, text)
@@ -121,7 +121,7 @@ class Weights:
         state = {f"parameter/{name}": variable.numpy() for name, variable in self.variables.items()}
         if optimizer is not None:
             fresh = initial_slots(optimizer.rule, {name: v.numpy() for name, v in self.variables.items()})
-            slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
+            slots = {name: {**arrays, **optimizer.slots().get(name, {})} for name, arrays in fresh.items()}
             state |= optimizer.checkpoint() | checkpoint.by_path(optimizer.iterations, slots)
         return state | self.running
 
@@ -151,13 +151,13 @@ class WithWeights(AttributeHints, HoldsSession):
         Raises:
             TrainingError: the checkpoint belongs to another model, optimizer or set of parameters.
         """
-        own = self._weights
-        wanted = [StateVariable(name, name, "", array) for name, array in own.checkpoint(optimizer).items()]
-        left_out = () if optimizer is not None else ("slot/", "step")
-        saved = checkpoint.load(path, wanted, fingerprint(own.subject.source).graph, left_out=left_out)
-        for name, variable in own.variables.items():
+        weights = self._weights
+        expected = [StateVariable(name, name, "", array) for name, array in weights.checkpoint(optimizer).items()]
+        omitted = () if optimizer is not None else ("slot/", "step")
+        saved = checkpoint.load(path, expected, fingerprint(weights.subject.source).graph, omitted=omitted)
+        for name, variable in weights.variables.items():
             variable.assign(saved[f"parameter/{name}"])
-        own.running.update({path: saved[path] for path in own.running})
+        weights.running.update({path: saved[path] for path in weights.running})
         if optimizer is not None:
             optimizer.restore(saved)
 
@@ -185,10 +185,10 @@ class ModelLoss(WithWeights, Loss):
     @classmethod
     @checked_arguments(options=ModelOptions)
     def of(cls, model: object, loss: str, **options: Unpack[ModelOptions]) -> ModelLoss:
-        """Return the loss of a model. It runs on CUDA if available, else on the CPU, with low types emulated.
+        """Return the loss of a model. It runs on CUDA if available, otherwise on the CPU, with low types emulated.
 
         Arguments and errors are those of `training_step`. The default policy is mixed_float16 while the graph rewrite
-        is enabled, else that of `set_policy`, else float32.
+        is enabled, otherwise the policy of the process.
         """
         require("ModelLoss")
         return Weights(Subject.of(model, options, policies.policy_of_sessions)).loss(loss)
@@ -205,10 +205,11 @@ class ModelLoss(WithWeights, Loss):
             batch: arrays by input name.
             weights: arrays by parameter name to compute the loss with; None uses the variables' current values.
         """
-        target, given = self._graph.target, dict(batch)
-        if target is not None and target.name in given:
-            given[target.name] = converted_targets(target, to_array(given[target.name], f"the target {target.name!r}"))
-        return replace(self, _batch=given, _fixed_weights=weights, results={})
+        target, arrays = self._graph.target, dict(batch)
+        if target is not None and target.name in arrays:
+            values = to_array(arrays[target.name], f"the target {target.name!r}")
+            arrays[target.name] = converted_targets(target, values)
+        return replace(self, _batch=arrays, _fixed_weights=weights, results={})
 
     def __call__(self) -> Array:
         """Compute the loss: a float32 scalar, shape ()."""
@@ -225,15 +226,15 @@ class ModelLoss(WithWeights, Loss):
         One forward pass computes both the gradients and `results`.
         """
         graph, running = self._graph, self._weights.running
-        own = [v for v in variables if any(v is mine for mine in self.variables)]
-        if not own:
+        known = [v for v in variables if any(v is other for other in self.variables)]
+        if not known:
             return [None for _ in variables]
-        outputs = (*(graph.gradients[v.name] for v in own), *graph.buffers.values())
+        outputs = (*(graph.gradients[v.name] for v in known), *graph.buffers.values())
         results = self._run(outputs, np.asarray(seed, np.float32))
         running.update({f"{_BUFFER}{name}": np.array(results[new]) for name, new in graph.buffers.items()})
         if graph.random is not None:
             running["random"] = running["random"] * np.array(MULTIPLIERS, np.int64) % PRIME
-        return [results[graph.gradients[v.name]] if any(v is mine for mine in own) else None for v in variables]
+        return [results[graph.gradients[v.name]] if any(v is other for other in known) else None for v in variables]
 
     def predict(self, batch: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the outputs of the model by name, in float32 and evaluation mode (running statistics, no dropout).
@@ -241,8 +242,8 @@ class ModelLoss(WithWeights, Loss):
         Args:
             batch: arrays by input name, with or without targets; by default the batch of this loss.
         """
-        given = self._batch if batch is None else batch
-        return self._weights.predictor(given, self._fixed_weights or self._weights.arrays())
+        feed = self._batch if batch is None else batch
+        return self._weights.predictor(feed, self._fixed_weights or self._weights.arrays())
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
         graph, running = self._graph, self._weights.running

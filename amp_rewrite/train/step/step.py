@@ -1,4 +1,4 @@
-"""A training step as one ONNX model: from batch and state to loss, metrics and new state. Its report and its file."""
+"""A training step as one ONNX model, from batch and state to loss, metrics and new state, with its report and file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import parse_optimizer
 
 _WIDTH = 60
-"""Largest width of the column of names."""
+"""Largest width of the name column."""
 
 
 def model_name(model: Model) -> str:
@@ -98,12 +98,12 @@ class TrainingReport(Result):
         """Return the parameters as a table with the notes below it."""
         lines = []
         for role, words in ((TRAINED, "trained"), (FROZEN, "not trained")):
-            own = [row for row in self.parameters if row.role == role]
-            if own:
-                numbers = sum(row.size for row in own)
-                lines.append(f"  {words}: {len(own)} of {count(numbers, 'number')}")
-                width = min(max(len(row.name) for row in own), _WIDTH)
-                lines += [f"    {row.name:<{width}}  {list(row.shape)!s:<14} {row.why}".rstrip() for row in own]
+            rows = [row for row in self.parameters if row.role == role]
+            if rows:
+                numbers = sum(row.size for row in rows)
+                lines.append(f"  {words}: {len(rows)} of {count(numbers, 'number')}")
+                width = min(max(len(row.name) for row in rows), _WIDTH)
+                lines += [f"    {row.name:<{width}}  {list(row.shape)!s:<14} {row.why}".rstrip() for row in rows]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
@@ -129,7 +129,7 @@ class TrainingReport(Result):
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-_POLICY = "policy"  # default of `loss_scale`: that of the policy
+_POLICY = "policy"  # default of `loss_scale`: the policy's
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +191,7 @@ class TrainingStep:
         return self.policy.lowers is not None
 
     def initial_state(self) -> dict[str, Array]:
-        """Return copies of the initial state by input name, to feed to the first step with batch and learning rate."""
+        """Return copies of the initial state by input name, to feed with the first batch and a learning rate."""
         return {s.input: s.initial.copy() for s in self.state}
 
     def next_state(self, results: Mapping[str, Any]) -> dict[str, Array]:
@@ -199,7 +199,7 @@ class TrainingStep:
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
-        """Return a model computing loss and metrics from batch and state, and the names of loss and metrics.
+        """Return a model computing the loss and the metrics from batch and state, and the names of both.
 
         It is the step itself, or in training mode the original float32 model with its loss, in evaluation mode.
         """
@@ -249,8 +249,8 @@ def training_step(
         optimizer: an Optimizer, text such as "adam,lr=0.001", or a `StatefulOptimizer`, which keeps its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
         micro_batches: runs per step.
-        **options: policy (by default that of sessions if the process chose one, else mixed_float16); parameters and
-            freeze (globs on initializers to train, or not to train); training_mode (True updates running statistics
+        **options: policy (by default that of sessions if the process chose one, otherwise mixed_float16); parameters
+            and freeze (globs on initializers to train, or not to train); training_mode (True updates running statistics
             and enables dropout); seed (of Dropout and random ops); folder (of the external data of a ModelProto); and
             lists, level, target, safety, keep and lower of `convert`.
 
@@ -261,7 +261,7 @@ def training_step(
         TrainingError: the loss, a parameter or a target is invalid.
         GradientError: an op has no gradient rule.
         PolicyError: the policy does not keep parameters and results in float32.
-        AmpRewriteError: as `convert` raises it.
+        AmpRewriteError: as for `convert`.
 
     Example:
         >>> from amp_rewrite.train import SGD, training_step
@@ -284,16 +284,16 @@ def step_of(
     policy, source = subject.policy, subject.source
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
     if loss_scale == _POLICY:
-        own = getattr(optimizer, "loss_scale", None)
-        loss_scale = policy.loss_scale if own is None else own
+        scale_of_optimizer = getattr(optimizer, "loss_scale", None)
+        loss_scale = policy.loss_scale if scale_of_optimizer is None else scale_of_optimizer
     rule = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer if owner is None else owner.rule
     if not isinstance(rule, Optimizer):
         raise TrainingError(f"not an optimizer: {quoted(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
     scale = scales.get(loss_scale)
     if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
         raise TrainingError(
-            f"{type(scale).__name__} is a loss scale of your own, but a training step computes its scale in the graph;"
-            " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
+            f"{type(scale).__name__} is a custom loss scale, but a training step computes its scale in the graph; use a"
+            " DynamicLossScale or a number, or wrap the optimizer in a LossScaleOptimizer in a custom loop"
         )
     micro_batches = whole_number("micro_batches", micro_batches, 1)
     prepared = assembly.Prepared.of(subject, loss)
@@ -327,7 +327,7 @@ def step_of(
 
 
 def _size_hints(model: Model, low: DType | None) -> tuple[str, ...]:
-    """Return a note on the fixed dimensions of lowered products that are not multiples of 8, if there are any."""
+    """Return a note on the fixed dimensions of lowered products that are not multiples of 8, if any."""
     sizes = [] if low is None else sorted({size for _, _, size in misaligned(View.of(model), low)})
     if low is None or not sizes:
         return ()
@@ -379,7 +379,7 @@ def save_step(
     rate = np.array(step.optimizer.rate_at(next(int(v.initial) for v in step.state if v.name == "step")), np.float32)
     defaults = {**step.initial_state(), step.learning_rate: rate}
     proto.graph.initializer.extend(from_array(array, name) for name, array in defaults.items())
-    # the model may be a step itself
+    # the model may itself be a saved step
     refill(proto, "metadata_props", [p for p in proto.metadata_props if p.key != KEY])
     metadata = {
         "version": VERSION,

@@ -48,8 +48,8 @@ class _Position:
 class Trainer(AttributeHints, HoldsSession):
     """A training step and its state.
 
-    Steps are deterministic on a CPU: a resumed run computes the same bits, even with Dropout, since the state of the
-    random numbers is part of the state.
+    Steps are deterministic on a CPU: a resumed run computes the same bits, even with Dropout, since the state includes
+    the random state.
 
     onnxruntime's CPU provider computes most float16 ops in float32. Therefore a lowered step runs there as its float32
     twin with explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two buffers: a
@@ -119,7 +119,7 @@ class Trainer(AttributeHints, HoldsSession):
 
     @property
     def state(self) -> dict[str, Array]:
-        """Copies of the state by input name, to feed to the next step with batch and learning rate."""
+        """Copies of the state by input name, to feed with the next batch and a learning rate."""
         return self._stepper.buffer.arrays(self._now.side)
 
     @property
@@ -188,7 +188,7 @@ class Trainer(AttributeHints, HoldsSession):
     ) -> History:
         """Train for a number of epochs, and return losses, metrics and counts.
 
-        Arrays are split into batches of `batch_size` rows, shuffled in each epoch. Other data are batches already, and
+        Arrays are split into batches of `batch_size` rows, shuffled in each epoch. Other data are already batches, and
         may differ from epoch to epoch. If no step was applied, or weights are NaN at the end, a warning names the first
         nonfinite gradient.
 
@@ -199,8 +199,8 @@ class Trainer(AttributeHints, HoldsSession):
             batch_size: rows per batch of arrays, 32 by default; the last batch may have fewer.
             epochs: number of passes over the data.
             learning_rate: a number ≥ 0, a `Schedule`, or a function of the step count; None uses the optimizer's.
-            progress: called as `progress(done, total)` with numbers of runs; `amp_rewrite.progress_bar` draws it.
-            **options: those of `FitOptions`, such as validation_data, seed and callbacks.
+            progress: called as `progress(done, total)` with counts of runs, such as `amp_rewrite.progress_bar`.
+            **options: `FitOptions`, such as validation_data, seed and callbacks.
 
         Returns:
             The history, with the losses of all runs and the numbers of each epoch.
@@ -258,8 +258,8 @@ class Trainer(AttributeHints, HoldsSession):
         if owner is None:
             return
         saved = self._of_owner(owner.checkpoint())
-        own = {v.input: (v, saved[v.name]) for v in self.step.state if v.name in saved}
-        for variable, array in own.values():
+        shared = {v.input: (v, saved[v.name]) for v in self.step.state if v.name in saved}
+        for variable, array in shared.values():
             if array.shape != variable.initial.shape:
                 raise TrainingError(
                     f"the optimizer's {variable.name!r} has shape {list(array.shape)}, but the step needs"
@@ -269,10 +269,10 @@ class Trainer(AttributeHints, HoldsSession):
             now, then = getattr(owner.rule, part.name), getattr(self.step.optimizer, part.name)
             if now != then and part.name != "learning_rate":
                 raise TrainingError(
-                    f"{part.name} of the optimizer was set to {now!r} after the step was made with {then!r}, which is a"
-                    " constant of the step; make the step again"
+                    f"{part.name} of the optimizer is {now!r}, but the step was created with the constant {then!r};"
+                    " create the step again"
                 )
-        self._stepper.buffer.put(self._now.side, {name: array for name, (_, array) in own.items()})
+        self._stepper.buffer.put(self._now.side, {name: array for name, (_, array) in shared.items()})
         self._now = replace(self._now, steps=int(saved["step"]))
 
     def _give_to_owner(self) -> None:
@@ -307,9 +307,9 @@ class Trainer(AttributeHints, HoldsSession):
             FeedError: the data do not match the model's inputs.
             TrainingError: a target is out of range.
         """
-        given = batches.with_targets(x, y, self.step.batch)
-        rows_of = batches.Rows.of(given, self.step.batch, batch_size, False, target=self.step.target)
-        data = given if rows_of is None else lambda: rows_of.batches(0)
+        combined = batches.with_targets(x, y, self.step.batch)
+        rows_of = batches.Rows.of(combined, self.step.batch, batch_size, False, target=self.step.target)
+        data = combined if rows_of is None else lambda: rows_of.batches(0)
         runner, loss, metrics = self._evaluator
         sums = batches.BatchMeans(loss, metrics, self.step.target)
         for number, batch in enumerate(self.feed(data)):
@@ -348,7 +348,7 @@ class Trainer(AttributeHints, HoldsSession):
         """Set the state, as returned by `state`."""
         missing = next((v.input for v in self.step.state if v.input not in state), None)
         if missing is not None:
-            raise TrainingError(f"the state lacks {missing!r}; pass what `state` of this step's trainer gives")
+            raise TrainingError(f"the state lacks {missing!r}; pass the `state` of a trainer of this step")
         self._put({v.name: state[v.input] for v in self.step.state}, self._now)
 
     def _put(self, saved: Mapping[str, Array], now: _Position) -> None:
@@ -370,16 +370,16 @@ class Trainer(AttributeHints, HoldsSession):
         Raises:
             TrainingError: a name is unknown, or a shape differs.
         """
-        own = self.get_weights()
+        current = self.get_weights()
         for name, array in weights.items():
-            if name not in own or np.shape(array) != own[name].shape:
-                has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"
-                raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
+            if name not in current or np.shape(array) != (shape := current[name].shape):
+                problem = f"has shape {shape}, not {np.shape(array)}" if name in current else "is not trained"
+                raise TrainingError(f"weight {name!r} of the step {problem}; pass the result of get_weights()")
         arrays = {name: float_array(array, f"weight {name!r}") for name, array in weights.items()}
         self._stepper.buffer.put(self._now.side, arrays)
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
-        """Return the outputs of the model for all rows, in float32; index the first one by name for the others.
+        """Return the float32 outputs of the model for all rows, as its first output; index it by name for the others.
 
         Args:
             x: inputs, as for `fit`; targets are ignored.

@@ -95,8 +95,8 @@ class Operand(NDArrayOperatorsMixin):
             return self.op("Mul", self, self)
         if function not in _OPS or options:
             raise TrainingError(
-                f"the formula of an optimizer calls np.{function.__name__}, which has no op in a step; use operators"
-                f" and {', '.join(sorted(f.__name__ for f in _OPS))}"
+                f"the optimizer's formula calls np.{function.__name__}, which a step cannot compute; use operators and"
+                f" {', '.join(sorted(f.__name__ for f in _OPS))}"
             )
         return self.op(_OPS[function], *operands)
 
@@ -194,7 +194,7 @@ def append_update(
                 update.carry(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
         for name, (result, initial) in buffers.items():
             update.carry(f"buffer/{name}", name, Operand(b, result), initial, allowed)
-        if random is not None:  # unconditional: the step after a skipped one draws other numbers
+        if random is not None:  # unconditional, so the step after a skipped one draws new numbers
             moved = b.op("Mul", random[0], b.constant(np.array(MULTIPLIERS, np.int64)))
             after_draw = Operand(b, b.op("Mod", moved, b.scalar(PRIME, DType.INT64)))
             update.carry("random", random[0], after_draw, random[1], None)
@@ -246,15 +246,15 @@ class _Update:
         number = Operand(self.b, count) + np.int64(1)
         last = number.op("Equal", number, np.int64(micro_batches))
         self.last = last.name
-        left = last.op("Where", last, np.int64(0), number)
-        self.carry("micro_batch", count, left, np.array(0, np.int64), None)
+        reset = last.op("Where", last, np.int64(0), number)
+        self.carry("micro_batch", count, reset, np.array(0, np.int64), None)
         sums: dict[str, Operand] = {}
         for name, gradient in gradients.items():
             shape = variables[name].shape
             accumulator = self.b.input(f"{name}/accumulated", DType.FLOAT, shape)
             sums[name] = Operand(self.b, accumulator) + gradient
-            left = last.op("Where", last, np.float32(0), sums[name])
-            self.carry(f"accumulated/{name}", accumulator, left, np.zeros(shape, np.float32), None)
+            reset = last.op("Where", last, np.float32(0), sums[name])
+            self.carry(f"accumulated/{name}", accumulator, reset, np.zeros(shape, np.float32), None)
         return {name: total * np.float32(1 / micro_batches) for name, total in sums.items()}
 
     def finite(self, gradients: Mapping[str, Operand]) -> str:

@@ -1,6 +1,6 @@
 """Base classes of optimizers and learning rate schedules: clipping, weight decay, configuration.
 
-A schedule has no state: the rate depends on the step count alone. Checkpoints store that count, so a resumed run
+A schedule is stateless: the rate depends only on the step count. Checkpoints store that count, so a resumed run
 continues with the same rates.
 """
 
@@ -112,7 +112,7 @@ _RANGES = {
 class Optimizer:
     """Base class of optimizers: a frozen dataclass of hyperparameters, without the state of training.
 
-    Gradients are clipped first, by at most one of the three ways. Then `weight_decay` times the variable is added to
+    Gradients are clipped first, in at most one of the three ways. Then `weight_decay` times the variable is added to
     its gradient.
 
     Args:
@@ -147,10 +147,10 @@ class Optimizer:
             raise TrainingError(f"{type(self).__name__} clips gradients by {' and by '.join(clips)}; set only one")
 
     def __getattr__(self, name: str) -> Any:
-        own = type(self).__name__
+        kind = type(self).__name__
         if name in _STATEFUL_ONLY:
-            objects = f"StatefulOptimizer({own}(…)), or LossScaleOptimizer({own}(…))"
-            raise AttributeError(f"{own} has no {name!r}; an optimizer with state has it: {objects}")
+            stateful = f"StatefulOptimizer({kind}(…)) or LossScaleOptimizer({kind}(…))"
+            raise AttributeError(f"{kind} has no {name!r}, because it has no state; use {stateful}")
         raise AttributeError(name) if name.startswith("_") else unknown_attribute(type(self), name)
 
     def _check(self, name: str, value: object) -> None:
@@ -177,7 +177,7 @@ class Optimizer:
         """Return the variable and its slots after a step.
 
         Args:
-            by: numpy; its functions take arrays, and values of the graph of a training step.
+            by: numpy, whose functions take both arrays and values of a training step's graph.
             variable: the variable, float32.
             gradient: its gradient, of the same shape.
             slots: its slots by name, of the same shape.
@@ -220,11 +220,10 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
-        """Return a new optimizer from a `get_config` result, also from that of the Keras optimizer."""
-        own = {part.name for part in fields(cls)}
+        """Return a new optimizer from a `get_config` result of this class or of Keras's."""
+        names = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
-        kept = {name: value for name, value in named.items() if name in own or value not in _OFF_IN_KERAS.get(name, ())}
-        return cls(**kept)
+        return cls(**{n: value for n, value in named.items() if n in names or value not in _OFF_IN_KERAS.get(n, ())})
 
 
 def _norm(parts: list[Any]) -> Any:
@@ -263,8 +262,8 @@ def applied(
     """Return the variables and slots after step number `step`, counted from 1; the arguments do not change.
 
     All arrays are float32. `slots` maps variables to their slots. A variable with the gradient None keeps its value and
-    slots. A sparse gradient is zero in its missing rows, so slots decay there too, as in Keras's Adam, but not as in
-    Keras's momentum.
+    slots. A sparse gradient is zero in its missing rows, so their slots decay as in Keras's Adam, but unlike in Keras's
+    momentum.
     """
     rate = np.array(optimizer.rate_at(step - 1) if learning_rate is None else learning_rate, np.float32)
     names = [name for name in variables if gradients.get(name) is not None]

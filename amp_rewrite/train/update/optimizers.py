@@ -20,7 +20,7 @@ from amp_rewrite.train.update.optimizer import SCHEDULES, Optimizer, Result, Sch
 class SGD(Optimizer):
     """Gradient descent with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
-    PyTorch leaves the rate out of the velocity and multiplies each step by it. The two differ if the rate changes.
+    PyTorch omits the rate from the velocity and multiplies each step by it. The two differ if the rate changes.
 
     Args:
         momentum: factor of the velocity; 0 for none.
@@ -187,7 +187,7 @@ class ExponentialDecay(Schedule):
         initial_learning_rate: the rate of the first step.
         decay_steps: number of steps per factor.
         decay_rate: the factor.
-        staircase: True multiplies once after every `decay_steps` steps instead of a little in each step.
+        staircase: True multiplies once after every `decay_steps` steps instead of gradually.
     """
 
     initial_learning_rate: float

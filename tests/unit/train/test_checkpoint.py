@@ -110,10 +110,10 @@ def test_invalid_checkpoints_and_unwritable_paths_are_named(tmp_path: Path) -> N
     with pytest.raises(FeedError, match="Object arrays cannot be loaded"):
         trainer().load(tmp_path / "c.npz")
     for path, fact in (
-        (tmp_path / "a.bin", "use a file name that ends in .npz"),
+        (tmp_path / "a.bin", "use a file name ending in .npz"),
         (tmp_path / "no" / "a.npz", "No such"),
     ):
-        with pytest.raises(TrainingError, match=f"cannot write a checkpoint to .*: {fact}"):
+        with pytest.raises(TrainingError, match=f"cannot write a checkpoint to .*[:;] {fact}"):
             trainer().save(path)
 
 
@@ -132,8 +132,8 @@ def test_micro_batches_may_change_only_after_a_whole_step(tmp_path: Path) -> Non
     begun.save(tmp_path / "a.npz")
 
     assert refused(trainer(micro_batches=2), tmp_path / "a.npz") == (
-        f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here a step has 2; make"
-        " it with the same number"
+        f"{tmp_path / 'a.npz'} was saved within a step, after 3 of its micro-batches, but this step has 2;"
+        " create it with the same number"
     )
     whole = trainer(micro_batches=4)
     whole.fit(DATA[:4])
@@ -190,8 +190,7 @@ def test_setting_another_hyperparameter_too_late_is_an_error() -> None:
     with pytest.raises(TrainingError) as error:
         trainer.fit(SIX[:1])
     assert str(error.value) == (
-        "momentum of the optimizer was set to 0.5 after the step was made with 0.9, which is a constant of the step;"
-        " make the step again"
+        "momentum of the optimizer is 0.5, but the step was created with the constant 0.9; create the step again"
     )
 
 

@@ -143,5 +143,5 @@ def test_in_float32_neither_file_nor_command_line_lowers_ops(folder: Path) -> No
     assert told("net.step.onnx")["policy"] == "float32"
 
     refused = run(*words, "--overwrite", "--keep", "second")
-    told_why = "keep configures lowering, but policy 'float32' lowers nothing; remove the options, or use mixed_float16"
+    told_why = "policy 'float32' lowers nothing, so keep would have no effect; remove the options, or use mixed_float16"
     assert (refused.exit_code, refused.stderr) == (2, f"error: {told_why}\n")

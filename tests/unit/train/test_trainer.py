@@ -312,7 +312,7 @@ def test_a_tuple_of_arrays_is_a_mapping_in_the_order_of_the_step() -> None:
     assert named.evaluate(data) == placed.evaluate((data["x"], data["t"]))
     for given in (data["x"], (data["x"],), (data["x"], data["t"])):
         assert (placed.predict(given, batch_size=7)["y"] == named.predict({"x": data["x"]}, batch_size=7)["y"]).all()
-    few, many = r"^the targets 't' are missing; pass them after", r"^3 arrays for the inputs 'x', 't'; give a tuple"
+    few, many = r"^the targets 't' are missing; pass them after", r"^3 arrays for the inputs 'x', 't'; pass a tuple"
     for wrong, words in ((data["x"], few), ((data["x"], data["t"], np.ones(100)), many)):
         with pytest.raises(FeedError, match=words):
             placed.fit(wrong)
@@ -451,7 +451,7 @@ def test_each_call_shuffles_differently_unless_it_has_a_seed() -> None:
 
 
 def _warned(made: Trainer, data: Any) -> str:
-    with pytest.warns(UserWarning, match="first that of") as seen:
+    with pytest.warns(UserWarning, match=", first 'b2'") as seen:
         history = made.fit(data, epochs=3)
     assert len(seen) == 1 and history.nonfinite == 3
     return str(seen[0].message)
@@ -460,10 +460,10 @@ def _warned(made: Trainer, data: Any) -> str:
 def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
     large = [{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}]
     told = _warned(_trainer(loss_scale=DynamicLossScale(4.0)), large)
-    assert told.startswith("all steps were skipped, because gradients are not finite: first that of 'b2' (shape [4])")
+    assert told.startswith("all steps were skipped, because gradients were not finite, first 'b2' (shape [4])")
     assert "the loss scale is 1. Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14)" in told
     told = _warned(_trainer(loss_scale=None), large)
-    assert told.startswith("weights are NaN, since steps with nonfinite gradients were applied: first that of 'b2'")
+    assert told.startswith("weights are NaN, because steps with nonfinite gradients were applied, first 'b2'")
 
 
 def test_predictions_of_all_rows_are_in_their_order() -> None:
@@ -482,8 +482,8 @@ def test_weights_are_read_and_set_by_name() -> None:
     assert all((first.state[name] == second.state[name]).all() for name in ("w1", "b1", "w2", "b2"))
     assert second.steps == 0
     for weights, message in (
-        ({"w9": np.ones(3)}, "weight 'w9' of the step is not trained; pass what get_weights gives"),
-        ({"b1": np.ones(3)}, r"weight 'b1' of the step has shape \(16,\), not \(3,\); pass what get_weights gives"),
+        ({"w9": np.ones(3)}, "weight 'w9' of the step is not trained; pass the result of get_weights"),
+        ({"b1": np.ones(3)}, r"weight 'b1' of the step has shape \(16,\), not \(3,\); pass the result of get_weights"),
         ([np.ones(3)], "weights of Trainer.set_weights is .*; pass a mapping"),
     ):
         with pytest.raises(TrainingError, match=message):
