@@ -16,21 +16,21 @@ import amp_rewrite
 import amp_rewrite.train
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
-HEADS = {
+HEADERS = {
     "api.md": """# Python API
 
-Every public name of `amp_rewrite`, from its docstring; `tools/build_api.py` writes this page, and the tests run the
-examples. `model.onnx` and `batches.npz` stand for a model and its data. `**options` are those of
-[Options](options.md). [Training](api-train.md) has a page of its own.""",
+Every public name of `amp_rewrite`, with its docstring; `tools/build_api.py` writes this page, and the tests run the
+examples. `model.onnx` and `batches.npz` stand for a model and its data. [Options](options.md) describes `**options`.
+[Training](api-train.md) has a separate page.""",
     "api-train.md": """# Python API for training
 
-Every public name of `amp_rewrite.train` that is not in [`amp_rewrite`](api.md), from its docstring;
-`tools/build_api.py` writes this page. [Training](../how-to/training.md) shows how the names work together.""",
+Every public name of `amp_rewrite.train` that is not also in [`amp_rewrite`](api.md), with its docstring;
+`tools/build_api.py` writes this page. [Training](../how-to/training.md) shows how they work together.""",
 }
 HEADING = re.compile(r"(Args|Options|Attributes|Returns|Yields|Raises|Example):")
 ARGS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
 ARGUMENT = re.compile(r" {4}(\*{0,2}\w+): .*\n(?: {5}.*\n)*")
-WIDE = 100
+WIDTH = 100
 
 
 def pages() -> dict[str, str]:
@@ -52,7 +52,7 @@ def page(name: str, values: dict[str, Any]) -> str:
     for key, value in values.items():
         error = isinstance(value, type) and issubclass(value, Exception)
         groups["Errors" if error else "Classes" if isinstance(value, type) else "Functions"][key] = value
-    parts = [HEADS[name]]
+    parts = [HEADERS[name]]
     for head, group in groups.items():
         if group:
             parts += [f"## {head}", "\n".join(map(_index_line, group, group.values()))]
@@ -76,14 +76,14 @@ def section(name: str, value: Any) -> list[str]:
 
 
 def documented(value: Any) -> str:
-    """Return a docstring; for a class, add the arguments documented in its bases, or the name of a public base."""
+    """Return a docstring; for a class, add its bases' documented arguments, or refer to a public base."""
     text = inspect.getdoc(value) or ""
     for base in value.__mro__[1:] if isinstance(value, type) else ():
-        stated = ARGS.search(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
+        inherited = ARGS.search(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
         own = ARGS.search(text)
-        known = {match[1] for match in ARGUMENT.finditer(f"{own[1]}\n" if own else "")}
-        entries = {match[1]: match[0] for match in ARGUMENT.finditer(f"{stated[1]}\n" if stated else "")}
-        missing = [entries[name] for name in inspect.signature(value).parameters if name in entries.keys() - known]
+        names = {match[1] for match in ARGUMENT.finditer(f"{own[1]}\n" if own else "")}
+        entries = {match[1]: match[0] for match in ARGUMENT.finditer(f"{inherited[1]}\n" if inherited else "")}
+        missing = [entries[name] for name in inspect.signature(value).parameters if name in entries.keys() - names]
         if missing and base.__name__ in (*amp_rewrite.__all__, *amp_rewrite.train.__all__):
             lead = "Arguments" if own is None else "Further arguments"
             return _added(text, f"{lead} are those of `{base.__name__}`.\n")
@@ -113,24 +113,24 @@ def _member(owner: type, name: str, member: Any) -> str:
 
 
 def signature(name: str, value: Any) -> str:
-    """Return a signature as code, with a line for each parameter if it is long; for an enumeration, its values."""
+    """Return a signature as code, split into lines if it is long; for an enumeration, its values."""
     if isinstance(value, type) and issubclass(value, Enum):
         return "\n".join(f"{name}.{member.name} = {json.dumps(member.value)}" for member in value)
     try:
-        given = _plain(value)
+        sig = _plain(value)
     except (ValueError, TypeError):
         return f"class {name}"
-    text = f"{name}{given}"
-    if len(text) <= WIDE:
+    text = f"{name}{sig}"
+    if len(text) <= WIDTH:
         return text
-    inside = ",\n".join(_lines(given))
-    returns = text.rpartition(" -> ")[2] if given.return_annotation is not inspect.Signature.empty else ""
+    inside = ",\n".join(_lines(sig))
+    returns = text.rpartition(" -> ")[2] if sig.return_annotation is not inspect.Signature.empty else ""
     return f"{name}(\n{textwrap.indent(inside, '    ')},\n)" + (f" -> {returns}" if returns else "")
 
 
-def _lines(given: inspect.Signature) -> list[str]:
+def _lines(sig: inspect.Signature) -> list[str]:
     lines, starred = [], False
-    for parameter in given.parameters.values():
+    for parameter in sig.parameters.values():
         starred |= parameter.kind is parameter.VAR_POSITIONAL
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             lines.append("*")
@@ -141,17 +141,17 @@ def _lines(given: inspect.Signature) -> list[str]:
 
 def _plain(value: Any) -> inspect.Signature:
     """Return a signature without `self` and the keywords from the table of options."""
-    given = inspect.signature(value)
-    parameters = list(given.parameters.values())
+    sig = inspect.signature(value)
+    parameters = list(sig.parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
-    returned = given.return_annotation
+    returned = sig.return_annotation
     returned = _Raw(returned) if isinstance(returned, str) else returned
-    return given.replace(parameters=[_shown(parameter) for parameter in parameters], return_annotation=returned)
+    return sig.replace(parameters=[_shown(parameter) for parameter in parameters], return_annotation=returned)
 
 
 class _Raw(str):
-    """A text shown without quotes in a signature."""
+    """A string shown without quotes in a signature."""
 
     __slots__ = ()
 
@@ -160,10 +160,12 @@ class _Raw(str):
 
 
 def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter as code, without quotes around its annotation and addresses in its default."""
-    given = parameter.annotation
+    """Return a parameter as code, without quotes around its annotation or addresses in its default."""
+    annotation = parameter.annotation
     default = ... if " at 0x" in repr(parameter.default) else parameter.default
-    return parameter.replace(annotation=_Raw(given) if isinstance(given, str) else given, default=default)
+    return parameter.replace(
+        annotation=_Raw(annotation) if isinstance(annotation, str) else annotation, default=default
+    )
 
 
 def body(text: str) -> list[str]:
@@ -203,13 +205,13 @@ def _prose(block: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return the text of a docstring with Markdown escaped, except in code."""
+    """Return a docstring's text with Markdown escaped, except in code."""
     pieces = re.split(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\bdocs/[\w/-]+\.md\b)", text)
     return "".join(_piece(piece) for piece in pieces)
 
 
 def _piece(piece: str) -> str:
-    if piece.startswith("`") or re.search(r"\.md(#[\w-]+)?\)$", piece):
+    if piece.startswith("`") or piece.endswith(".md)"):
         return piece
     if piece.startswith("docs/") and piece.endswith(".md"):
         return f"[{piece}](../{piece.removeprefix('docs/')})"

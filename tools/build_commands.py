@@ -17,11 +17,11 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands
 NAME = "amp-rewrite"
 ORDER = ("Options", PRECISION, DATA, OUTPUT)
 FEW = 10
-"""Options that need headings."""
+"""The number of options from which a command gets headings."""
 HEAD = """# Commands and their options
 
-Every command with its options. [Command line](command-line.md) describes
-exit codes, patterns, settings and environment variables. `tools/build_commands.py` writes this page.
+Every command with its options. [Command line](command-line.md) describes what all commands share: exit codes, patterns,
+settings and environment. `tools/build_commands.py` writes this page.
 """
 
 
@@ -29,7 +29,7 @@ def page() -> str:
     """Return the text of the page."""
     root = click.Context(
         program, info_name=NAME, **program.context_settings
-    )  # click keeps the help option that it makes
+    )  # a single context, since click caches the help option
     commands = [(name, program.get_command(None, name)) for name in COMMANDS]
     index = [f"| [`{name}`](#amp-rewrite-{name}) | {words} |" for name, words in COMMANDS.items()]
     parts = [HEAD.strip(), "\n".join(["| command | result |", "|---|---|", *index])]
@@ -64,12 +64,12 @@ def _section(command: click.Command, context: click.Context) -> list[str]:
 
 
 def _shown(param: click.Parameter, command: click.Command) -> bool:
-    """True for the options in the help, except --help."""
+    """Return True for the options in the help, except --help."""
     return isinstance(param, click.Option) and not param.hidden and "--help" not in param.opts
 
 
 def _words(command: click.Command) -> str:
-    """Return the help of a command as paragraphs of Markdown."""
+    """Return a command's help as paragraphs of Markdown."""
     text = textwrap.dedent((command.help or "").replace("\b", "")).strip()
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).replace("*", "\\*").replace("<", "\\<")
 

@@ -1,4 +1,4 @@
-"""Rebuild docs/reference/decisions.md from decisions and the code behind them: `python tools/build_decisions.py`."""
+"""Rebuild docs/reference/decisions.md from the code and from decisions: `python tools/build_decisions.py`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from amp_rewrite import convert  # noqa: E402
 from amp_rewrite.decide import reasons  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "decisions.md"
-DECIDING = ("decide", "evidence", "train/step")
-"""The folders with code that gives reasons; all other code only reads them."""
+FOLDERS = ("decide", "evidence", "train/step")
+"""The folders with code that sets reasons; all other code only reads them."""
 HEAD = """# Where decisions are made
 
-Every row of a report has a reason. This page lists the functions that give each reason, with an example: an op of an
-exported test model, or of a model that triggers a [rule](../rules/README.md). To change a decision, start in these
-functions. `tools/build_decisions.py` writes this page by converting the models.
+Each row of a report has a reason. This page lists the functions that set each reason, with an example op from an
+exported model in the tests or from the models of a [rule](../rules/README.md). To change a decision, start in that
+function. `tools/build_decisions.py` writes this page by converting the models.
 
-| reason | given in | model | op |
+| reason | set in | model | op |
 |---|---|---|---|"""
 
 
 def page() -> str:
     """Return the text of the page."""
-    given, found = _given(), dict(_found())
+    uses, examples = _uses(), dict(_examples())
     lines = []
     for reason in reasons.REASONS:
-        model, op = found.get(reason, ("", ""))
-        places = "<br>".join(f"`{place}`" for place in given.get(reason, ()))
+        model, op = examples.get(reason, ("", ""))
+        places = "<br>".join(f"`{place}`" for place in uses.get(reason, ()))
         lines.append(
             f"| [`{reason}`](../{reasons.REASONS[reason].docs.removeprefix('docs/')}) | {places} | {model} | {op} |"
         )
     return "\n".join([HEAD, *lines]) + "\n"
 
 
-def _found() -> Iterator[tuple[str, tuple[str, str]]]:
+def _examples() -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each reason with the first model and op for it."""
     seen: set[str] = set()
     for source in (*exports(), *rules()):
@@ -51,23 +51,23 @@ def _found() -> Iterator[tuple[str, tuple[str, str]]]:
                 yield row.rule, (source.name, f"{row.name} ({row.op})")
 
 
-def _given() -> dict[str, list[str]]:
+def _uses() -> dict[str, list[str]]:
     """Return the functions that use each reason, by file."""
     ids = {name: value for name, value in vars(reasons).items() if isinstance(value, str) and value in reasons.REASONS}
-    given: dict[str, list[str]] = {}
+    uses: dict[str, list[str]] = {}
     package = ROOT / "amp_rewrite"
-    for path in sorted(path for part in DECIDING for path in (package / part).rglob("*.py")):
+    for path in sorted(path for part in FOLDERS for path in (package / part).rglob("*.py")):
         if path.name not in ("reasons.py", "rule.py"):
-            for name, place in _named(ast.parse(path.read_text("utf-8"))):
+            for name, place in _references(ast.parse(path.read_text("utf-8"))):
                 if name in ids:
                     where = f"{path.relative_to(package).as_posix()}: {place}"
-                    places = given.setdefault(ids[name], [])
+                    places = uses.setdefault(ids[name], [])
                     if where not in places:
                         places.append(where)
-    return given
+    return uses
 
 
-def _named(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _references(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield each `reasons.NAME` in a module, with the function or constant around it."""
     for node in tree.body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]

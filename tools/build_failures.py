@@ -16,7 +16,7 @@ INDEX = f"""# Failures of half-precision conversion
 in [tests/suites/catalogue]({TESTS}). Tests convert it with the default settings and with other types, targets, opsets
 and fusions. The result must pass the checker, load, lower exactly the intended ops and compute the same outputs as the
 float32 model with every lowered result rounded. Another test shows that a naive whole-graph converter fails on the
-model, with the error that the page quotes (two further models, in rows 4 and 11, it converts correctly).
+model with the error quoted on its page (except for two additional models, in rows 4 and 11).
 [failures.yaml](failures.yaml) contains the text of these pages, and `tools/build_failures.py` generates them.
 """
 PLAIN = "Convert the float32 model: `amp-rewrite model.onnx -o model.float16.onnx`. No option is needed."

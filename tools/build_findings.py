@@ -10,9 +10,9 @@ from amp_rewrite.decide.reasons import KINDS, REASONS, meaning
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "findings.md"
 HEAD = """# Findings
 
-A finding is a fact that a report states in addition to its rows: what happened, what it means, and what to do.
-`amp-rewrite explain KIND` prints the same text, and `--verbose` prints all findings of a conversion. In JSON,
-`findings` lists them with `kind`, `subject` and `message`. `tools/build_findings.py` writes this page from the code.
+A finding is a fact about a conversion in its report: what happened, what it means, and what to do.
+`amp-rewrite explain KIND` prints the same text; `--verbose` prints all findings of a conversion. In JSON, `findings`
+lists them with `kind`, `subject` and `message`. `tools/build_findings.py` writes this page from the code.
 """
 
 
@@ -20,7 +20,7 @@ def page() -> str:
     """Return the text of the page."""
     about = dict(sorted(KINDS.items()))
     values = {id: reason.words for id, reason in REASONS.items() if any(meaning(id))}
-    parts = [HEAD, "## What a conversion did or found", _table(about)]
+    parts = [HEAD, "## Findings about a conversion", _table(about)]
     parts += ["## Ops that keep their type", "The kind is the [rule](../rules/README.md) of the ops.", _table(values)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 

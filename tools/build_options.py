@@ -5,23 +5,23 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, UNUSUAL, Kind, Option
+from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.request import KEYWORDS, OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 HEAD = """# Options
 
-Each option is a keyword of `convert`, `repair` and `Session`, and a key of `amp.toml`. The command line has
-options of its own for the common ones, and takes the others as `--set KEY=VALUE`. A dash means that the option does not
-exist there; the description then names the Python function that takes it. The command line overrides the environment,
-which overrides the file. Keys may have "_" instead of "-".
+Each option is a keyword of `convert`, `repair` and `Session`, and a key of `amp.toml`. The command line has options for
+the common ones, and takes the others as `--set KEY=VALUE`. A dash means that the option does not exist there; the
+description then names the Python function that takes it. The command line overrides the environment, which overrides
+the file. Keys may have "_" instead of "-".
 """
 WORDS = {
     Kind.TEXT: "string",
     Kind.LIST: "list of strings",
     Kind.SWITCH: "true or false",
     Kind.NUMBER: "number",
-    Kind.WHOLE: "whole number",
+    Kind.WHOLE: "integer",
     Kind.PATH: "path",
 }
 
@@ -46,7 +46,7 @@ def _section(row: Option) -> str:
         "command line": f"`{spelled}`" if spelled else "",
         "key": f"`{row.key}`: {WORDS[row.kind]}",
         "environment": f"`{row.environment}`" if row.environment else "",
-        "stated in report and metadata": "unless it is the default" if row.recorded == UNUSUAL else row.recorded,
+        "stated in report and metadata": row.recorded,
     }
     lines = [f"- {name}: {fact or '–'}" for name, fact in facts.items()]
     return "\n".join([f"\n### {row.name}\n", f"{row.doc[0].upper()}{row.doc[1:]}.\n", *lines, ""])

@@ -1,11 +1,11 @@
-"""Run commands, and draw their output to docs/pictures/*.svg, and an HTML page to docs/pictures/page.png.
+"""Run commands, draw their output as docs/pictures/*.svg, and capture an HTML page as docs/pictures/page.png.
 
     make pictures
 
 The page needs Chromium and Playwright (`pip install -e '.[browser]'`).
 
-Each picture shows a series of commands, run in a temporary folder, on a terminal with 100 columns. Long output is
-reduced to its first and last lines, with "…" between them.
+Each picture shows a series of commands in a temporary folder, on a terminal with 100 columns. Long output is cut to its
+first and last lines, with "…" between them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATA = "--data batches.npz --tolerance 1e-2"
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A command, and the numbers of first and last lines of its output to show; all by default."""
+    """A command, and how many of its first and last lines of output to show; all by default."""
 
     words: str
     first: int = 1000
@@ -82,11 +82,11 @@ line-height: {line_height}px; font-variant-east-asian: full-width; }}
 
 def ran(words: str, folder: Path) -> str:
     """Return the colored stdout of a command."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE_")}
     done = subprocess.run(
         [sys.executable, "-m", "amp_rewrite", *words.split()],
         cwd=folder,
-        env=kept | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)},
+        env=environment | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -98,7 +98,7 @@ def ran(words: str, folder: Path) -> str:
 
 
 def cut(scene: Scene, output: str) -> list[str]:
-    """Return the lines of an output to show."""
+    """Return the output's lines to show."""
     lines = output.rstrip("\n").split("\n")
     if len(lines) <= scene.first + scene.last:
         return lines
@@ -109,8 +109,8 @@ def cut(scene: Scene, output: str) -> list[str]:
 def picture(name: str) -> str:
     """Return the SVG for a series of commands."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         shutil.copytree(ROOT / "examples" / "outlier", folder, dirs_exist_ok=True)
         for number, scene in enumerate(STORIES[name]):
             gap = "\n" if number else ""
@@ -120,11 +120,11 @@ def picture(name: str) -> str:
 
 
 def photograph(target: Path) -> None:
-    """Write the picture of a page with a selected op, in the window of a desktop browser."""
+    """Capture a report page with a selected op, in a desktop-sized browser window."""
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+        folder = Path(directory)
         shutil.copytree(ROOT / "examples" / "outlier", folder, dirs_exist_ok=True)
         ran(f"model.onnx -o mended.onnx {DATA} --report page.html", folder)
         chromium = shutil.which("chromium") or shutil.which("google-chrome")

@@ -14,7 +14,7 @@ INDEX = """# Rules
 
 `tools/build_rules.py` generates these pages from the code. `amp-rewrite explain NAME` prints the same text.
 
-If two reasons disagree about an op, the one in the higher tier decides.
+If two reasons disagree about an op, the one in the higher tier wins.
 """
 
 
@@ -62,7 +62,7 @@ def _records() -> dict[str, Any]:
 
 
 def _rules_of(reason: str) -> list[str]:
-    """Return the rules that give a reason, or the reason itself if there are none."""
+    """Return the rules with a reason, or the reason itself if there are none."""
     return [name for name, record in _records().items() if record.reason == reason] or [reason]
 
 

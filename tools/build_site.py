@@ -1,8 +1,8 @@
 """Build the documentation site: `make docs` writes build/site, `make site` serves it and rebuilds it after changes.
 
-Zensical reads the stage, build/docs: a copy of docs/ and of a few other pages, in which links to other files of the
-repository are replaced by their text. docs/README.md is the list of pages, from which the navigation and llms.txt are
-made. A page missing from it and from the README.md of a listed folder is an error.
+Zensical reads the stage, build/docs: a copy of docs/ and a few other pages, with links to other files in the repository
+replaced by their text. docs/README.md lists the pages for the navigation and llms.txt. A page that neither it nor the
+README.md of a listed folder contains is an error.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from check_site import faults
 ROOT = Path(__file__).resolve().parent.parent
 STAGE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
 NAVIGATION = ".nav.md"
-"""The file of the stage that zensical.toml refers to; a name with a dot is not a page."""
-BESIDE = (
+"""The navigation file in the stage, as in zensical.toml; a name with a leading dot is not a page."""
+EXTRA_PAGES = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SKILL.md"),
     *("benchmarks/README.md", "benchmarks/results/*.md"),
 )
@@ -35,12 +35,12 @@ LINK = re.compile(
     r"(?P<code>(?P<tick>`+)[^`].*?(?P=tick)(?!`))|(?P<text>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<to>[^)\s]+)\)"
 )
 ENTRY = re.compile(r"- \[(?P<title>[^\]]+)\]\((?P<path>[^)#]+\.md)\)(?P<words>.*(?:\n  .*)*)")
-UNRUN = re.compile(r"<!-- not run: (.*?) -->")
+NOT_RUN = re.compile(r"<!-- not run: (.*?) -->")
 SETUP = re.compile(r"<!-- setup\n.*?-->\n*", re.DOTALL)
 
 
 class SiteError(Exception):
-    """A page cannot be built; the message names the file and the fault."""
+    """An error in a page; the message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Entry:
 def sources() -> dict[str, Path]:
     """Return the source files by their paths in the stage."""
     own = {path.relative_to(ROOT / "docs").as_posix(): path for path in (ROOT / "docs").rglob("*") if path.is_file()}
-    beside = [path for pattern in BESIDE for path in sorted(ROOT.glob(pattern))]
-    return own | {path.relative_to(ROOT).as_posix(): path for path in beside}
+    extra = [path for pattern in EXTRA_PAGES for path in sorted(ROOT.glob(pattern))]
+    return own | {path.relative_to(ROOT).as_posix(): path for path in extra}
 
 
 def staged(source: Path, files: dict[str, Path]) -> str:
-    """Return the text of a page with links that are valid in the stage; SiteError for a broken link."""
+    """Return a page's text with links that are valid in the stage; raise SiteError for a broken link."""
     places = {path: name for name, path in files.items()}
     try:
         text = source.read_text("utf-8")
@@ -69,14 +69,14 @@ def staged(source: Path, files: dict[str, Path]) -> str:
         raise SiteError(f"{source.relative_to(ROOT)} is not UTF-8: {error.reason}") from error
     if fault := misread(text):
         raise SiteError(f"{source.relative_to(ROOT)} {fault}")
-    text = UNRUN.sub(r"*Not run for this page: \1.*\n", SETUP.sub("", text))
+    text = NOT_RUN.sub(r"*Not run for this page: \1.*\n", SETUP.sub("", text))
     if not re.search("^# ", text, re.MULTILINE):
         text = f"# {source.stem.replace('_', ' ').capitalize()}\n\n{text}"
     return unescaped(mapped(text, lambda words, to: moved(source, words, to, places)))
 
 
 def misread(text: str) -> str:
-    """Return a fault of a page that builds, but would not be shown as intended; "" if there is none."""
+    """Return a fault that would build but display incorrectly; "" if there is none."""
     fence, lines = "", []
     for line in text.splitlines():
         mark = re.match(r"(?:[ >]*)(`{3,}|~{3,})", line)
@@ -95,21 +95,21 @@ def misread(text: str) -> str:
     titles = [head for level, head in heads if level == "#"]
     if len(titles) > 1:
         return f"has several titles: {', '.join(titles)}"
-    words = [head for _, head in heads]  # those that differ in case alone are names of code
+    words = [head for _, head in heads]  # headings that differ only in case are names in code
     if twice := next((head for head in words if words.count(head) > 1), None):
         return f"has the heading {twice!r} twice, so that links to it are ambiguous"
-    spoken = re.sub(r"(`+)[^`].*?\1", "", prose, flags=re.DOTALL)
-    if bare := re.search(r"<[\w./-]+\.md(?:#[\w-]*)?>", spoken):
+    bare_prose = re.sub(r"(`+)[^`].*?\1", "", prose, flags=re.DOTALL)
+    if bare := re.search(r"<[\w./-]+\.md(?:#[\w-]*)?>", bare_prose):
         return f"names {bare[0]}, which is not a link; write [words](page.md)"
-    defined = {label.lower() for label in re.findall(r"^ {0,3}\[([^\]]+)\]:", spoken, re.MULTILINE)}
-    for shown, label in re.findall(r"(?<![\\\]])\[([^\[\]]+)\]\[([^\[\]]*)\]", spoken):
+    defined = {label.lower() for label in re.findall(r"^ {0,3}\[([^\]]+)\]:", bare_prose, re.MULTILINE)}
+    for shown, label in re.findall(r"(?<![\\\]])\[([^\[\]]+)\]\[([^\[\]]*)\]", bare_prose):
         if (label or shown).lower() not in defined:
             return f"refers to [{label or shown}], which it does not define"
     return ""
 
 
 def unescaped(text: str) -> str:
-    """Unescape pipes in code in tables, as Zensical needs them; GitHub needs a backslash."""
+    """Unescape pipes in code in tables for Zensical; GitHub needs a backslash."""
 
     def bare(match: re.Match[str]) -> str:
         return match[0].replace("\\|", "|") if match["code"] else match[0]
@@ -118,7 +118,7 @@ def unescaped(text: str) -> str:
 
 
 def mapped(text: str, change: Callable[[str, str], str]) -> str:
-    """Replace each link outside of code by the result of a function of its bracketed text and its target."""
+    """Replace each link outside code with the result of `change` for its bracketed text and target."""
 
     def changed(match: re.Match[str]) -> str:
         return match[0] if match["code"] else change(match["text"], match["to"])
@@ -127,19 +127,19 @@ def mapped(text: str, change: Callable[[str, str], str]) -> str:
 
 
 def parts(text: str) -> Iterator[tuple[bool, str]]:
-    """Yield the text in pieces, each with True if it is a fenced block."""
+    """Split a text at fenced blocks; yield True with each block, and False with each other part."""
     for number, part in enumerate(re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)):
         yield number % 2 == 1, part
 
 
 def moved(source: Path, words: str, to: str, places: dict[Path, str]) -> str:
-    """Return a link as it is in the stage; for a file outside the stage, its text and path."""
+    """Return a link as valid in the stage; for a file outside the stage, its text and path."""
     if re.match(r"[a-z]+:|#", to):
         return f"{words}({to})"
     name, mark, anchor = to.partition("#")
     target = Path(os.path.normpath(source.parent / name))
     if not target.is_relative_to(ROOT) or not target.exists():
-        raise SiteError(f"{source.relative_to(ROOT)} links to {to}, which is not there")
+        raise SiteError(f"{source.relative_to(ROOT)} links to {to}, which does not exist")
     if anchor and target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8")):
         raise SiteError(f"{source.relative_to(ROOT)} links to {to}, which has no such heading")
     if target in places:
@@ -150,7 +150,7 @@ def moved(source: Path, words: str, to: str, places: dict[Path, str]) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page: those of its headings on GitHub, and explicit ones."""
+    """Return a page's anchors: GitHub's for its headings, and explicit ones."""
     heads = re.findall(r"^#+ (.+)$", "".join(part for fenced, part in parts(text) if not fenced), re.MULTILINE)
     return {slug(head) for head in heads} | set(re.findall(r'<a (?:name|id)="([^"]+)"', text))
 
@@ -161,7 +161,7 @@ def slug(head: str) -> str:
 
 
 def navigation(stage: Path) -> dict[str, list[Entry]]:
-    """Return the pages in each section of the list of pages; SiteError for unlisted pages."""
+    """Return the pages by section of docs/README.md; raise SiteError for unlisted pages."""
     sections: dict[str, list[Entry]] = {}
     for section in re.split(r"^## ", (stage / "README.md").read_text("utf-8"), flags=re.MULTILINE)[1:]:
         head, _, body = section.partition("\n")
@@ -169,14 +169,14 @@ def navigation(stage: Path) -> dict[str, list[Entry]]:
     named = ["README.md", *(page.path for pages in sections.values() for top in pages for page in (top, *top.children))]
     if twice := sorted({path for path in named if named.count(path) > 1}):
         raise SiteError(f"docs/README.md lists these pages twice: {', '.join(twice)}")
-    there = {path.relative_to(stage).as_posix() for path in stage.rglob("*.md")} - {NAVIGATION}
-    if missing := sorted(there - set(named)):
+    staged_pages = {path.relative_to(stage).as_posix() for path in stage.rglob("*.md")} - {NAVIGATION}
+    if missing := sorted(staged_pages - set(named)):
         raise SiteError(f"docs/README.md does not list these pages: {', '.join(missing)}")
     return sections
 
 
 def entry(stage: Path, match: re.Match[str]) -> Entry:
-    """Return a listed page; for the README.md of a folder, with the pages that it lists as children."""
+    """Return a listed page; the README.md of a folder gets its listed pages as children."""
     path, words = match["path"], " ".join(match["words"].removeprefix(":").split())
     children = ()
     if PurePosixPath(path).name == "README.md":
@@ -228,14 +228,14 @@ def llms(sections: dict[str, list[Entry]]) -> str:
 
 
 def stage() -> dict[str, list[Entry]]:
-    """Write build/docs, with the navigation, and return the sections. Unchanged files are not written."""
+    """Write build/docs and its navigation, without touching unchanged files, and return the sections."""
     files = sources()
     for path in [path for path in STAGE.rglob("*") if path.is_file()]:
         if path.relative_to(STAGE).as_posix() not in {*files, NAVIGATION}:
             path.unlink()
     for name, path in files.items():
         if path.suffix.lower() in (".md", ".markdown") and path.suffix != ".md":
-            raise SiteError(f"{path.relative_to(ROOT)} would be no page; pages end in .md")
+            raise SiteError(f"{path.relative_to(ROOT)} would not become a page; name it with .md")
         put(name, staged(path, files).encode() if path.suffix == ".md" else path.read_bytes())
     sections = navigation(STAGE)
     put(NAVIGATION, summary(sections).encode())
@@ -243,25 +243,25 @@ def stage() -> dict[str, list[Entry]]:
 
 
 def put(name: str, data: bytes) -> None:
-    """Write a file of the stage if it is new or has changed."""
+    """Write a file to the stage if it is new or has changed."""
     path = STAGE / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_bytes() != data:
         path.write_bytes(data)
 
 
-_BOTH: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+_MERGED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 def build() -> list[str]:
     """Write build/site, and return its faults."""
     sections = stage()
     shutil.rmtree(SITE, ignore_errors=True)
-    done = subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=False, text=True, **_BOTH)
-    told = done.stdout.partition("Traceback (most recent call last)")[0].rstrip()
-    print(told)
+    done = subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=False, text=True, **_MERGED)
+    output = done.stdout.partition("Traceback (most recent call last)")[0].rstrip()
+    print(output)
     if done.returncode:
-        raise SiteError(f"Zensical ended with exit code {done.returncode}; what it found stands above")
+        raise SiteError(f"Zensical failed with exit code {done.returncode}; see its output above")
     pages = ["README.md", *(page.path for top in sections.values() for one in top for page in (one, *one.children))]
     for path in pages:
         (SITE / path).parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 def main() -> None:
-    """Run the step that the command line names."""
+    """Run a step: schemas or kernels."""
     parser = argparse.ArgumentParser(description="rebuild amp_rewrite/runtime/_tables from the onnxruntime wheel")
     parser.add_argument("--out", type=Path, default=TABLES, help="directory of the tables")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="date for the header")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def spell(table: Json, body: str) -> str:
-    """Return the table as JSON with a line for each header field and entry of `body`, so diffs are readable."""
+    """Return the table as JSON with one line per header field and entry of `body`, for readable diffs."""
     head = [f"{json.dumps(key)}: {_compact(value)}" for key, value in table.items() if key != body]
     rows = [f"{json.dumps(key)}:{_compact(value)}" for key, value in table[body].items()]
     return "{\n" + ",\n".join(head) + f',\n"{body}": {{\n' + ",\n".join(rows) + "\n}}\n"
@@ -74,7 +74,7 @@ def normal_domain(domain: str) -> str:
 
 
 def contrib_table(date: str) -> Json:
-    """Return the operators that only onnxruntime registers: com.microsoft, and a few in ai.onnx."""
+    """Return the operators registered only by onnxruntime: com.microsoft, and a few in ai.onnx."""
     import onnx.defs
 
     known = {(normal_domain(s.domain), s.name, s.since_version) for s in onnx.defs.get_all_schemas_with_history()}
@@ -104,7 +104,7 @@ def ort_schemas() -> list[Any]:
 
 
 def schema_entry(schema: Any) -> Json:
-    """Return an operator in the format of the table."""
+    """Return an operator in the table's format."""
     types = {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints}
     return {
         "since": schema.since_version,
@@ -138,7 +138,7 @@ def _plain(value: object) -> object:
 
 
 def formal(parameter: Any) -> list[Any]:
-    """Return [name, type variable or type, option], and for a variadic parameter whether it is homogeneous."""
+    """Return [name, type variable or type, option], and the homogeneity of a variadic parameter."""
     row = [parameter.name, parameter.typeStr, parameter.option.name]
     return [*row, parameter.isHomogeneous] if row[2] == "Variadic" else row
 
@@ -148,7 +148,7 @@ def tables(folder: Path) -> list[Json]:
     dumps = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     dumps.sort(key=lambda dump: release_number(release_of(dump)), reverse=True)
     if not dumps:
-        raise SystemExit(f"{folder} holds no dump; tools/dump_releases.py writes them")
+        raise SystemExit(f"{folder} has no dumps; run tools/dump_releases.py to write them")
     return [table_of(dump) for dump in dumps]
 
 
@@ -158,7 +158,7 @@ def release_of(table: Json) -> str:
 
 
 def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
-    """Return the changes from each table to the next older one, and the sets of types that they refer to by number."""
+    """Return the changes from each table to the next older one, and the sets of types they refer to by index."""
     sets = [*newest["sets"]]
     numbers = {tuple(allowed): index for index, allowed in enumerate(sets)}
     changes: Json = {}
@@ -167,9 +167,9 @@ def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
         for allowed in table["sets"]:
             if numbers.setdefault(tuple(allowed), len(sets)) == len(sets):
                 sets.append(allowed)
-        there = [numbers[tuple(allowed)] for allowed in table["sets"]]
+        indices = [numbers[tuple(allowed)] for allowed in table["sets"]]
         kernels = {
-            key: [[since, last, {name: there[i] for name, i in types.items()}] for since, last, types in rows]
+            key: [[since, last, {name: indices[i] for name, i in types.items()}] for since, last, types in rows]
             for key, rows in table["kernels"].items()
         }
         table = {**table, "kernels": kernels}
@@ -177,14 +177,14 @@ def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
         for part in ("kernels", "aliases", "contrib"):
             change[part] = difference(now[part], table[part])
         if patched(now, change) | {"sets": None} != table | {"sets": None}:
-            raise SystemExit(f"the changes to {table['runtime']} do not give its table")
+            raise SystemExit(f"the changes do not reproduce the table of {table['runtime']}")
         changes[release_of(table)] = change
         now = table
     return sets, changes
 
 
 def difference(newer: Json, older: Json) -> Json:
-    """Return the entries of the older table that differ from the newer one; null for those that the older one lacks."""
+    """Return the older table's entries that differ from the newer one, with null for missing entries."""
     gone = {key: None for key in newer if key not in older}
     return dict(sorted(({key: entry for key, entry in older.items() if newer.get(key) != entry} | gone).items()))
 

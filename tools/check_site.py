@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FETCHED = {"link": "href", **dict.fromkeys(("script", "img", "iframe", "source", "video", "audio"), "src")}
-"""The elements that a browser loads by itself, with the attribute for the address."""
-KEPT = {"canonical", "alternate", "next", "prev", "edit"}
-"""The relations of a <link> for which nothing is loaded."""
+LOADED = {"link": "href", **dict.fromkeys(("script", "img", "iframe", "source", "video", "audio"), "src")}
+"""Elements loaded by browsers, with the attribute that holds the address."""
+NOT_LOADED = {"canonical", "alternate", "next", "prev", "edit"}
+"""Relations of a <link> that browsers do not load."""
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Record ids and addresses."""
-        given = {name: value or "" for name, value in attrs}
-        self.anchors |= {given[name] for name in ("id", "name") if name in given}
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        loaded = given.get(FETCHED.get(tag, ""), "")
-        if loaded and not set(given.get("rel", "").split()) & KEPT:
+        attributes = {name: value or "" for name, value in attrs}
+        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        loaded = attributes.get(LOADED.get(tag, ""), "")
+        if loaded and not set(attributes.get("rel", "").split()) & NOT_LOADED:
             self.fetched.append(loaded)
 
 
@@ -45,9 +45,9 @@ def read(path: Path) -> Page:
 
 
 def faults(site: Path, base: str = "/") -> list[str]:
-    """Return a line for each link, anchor and file that a page names and the site lacks, and for each foreign file.
+    """Return a line for each broken link or anchor, each missing file, and each file loaded from another site.
 
-    `base`: the path at which the site is served, with which links from its root begin.
+    `base`: the path where the site is served, the prefix of links from its root.
     """
     pages = {path: read(path) for path in sorted(site.rglob("*.html"))}
 
@@ -64,24 +64,24 @@ def faults(site: Path, base: str = "/") -> list[str]:
 def _of(path: Path, pages: dict[Path, Page], target: Callable[[Path, str], Path]) -> Iterator[str]:
     for at in pages[path].fetched:
         if urlsplit(at).scheme not in ("", "data") or at.startswith("//"):
-            yield f"loads {at} from elsewhere"
+            yield f"loads {at} from another site"
         elif not at.startswith("data:") and not target(path, at).is_file():
-            yield f"the file {at} is not there"
+            yield f"the file {at} is missing"
     for at in dict.fromkeys(pages[path].links):
         parts = urlsplit(at)
         if parts.scheme or parts.netloc:
             continue
         end = target(path, at)
         if not end.is_file():
-            yield f"the link {at} leads nowhere"
+            yield f"the link {at} is broken"
         elif parts.fragment and end in pages and unquote(parts.fragment) not in pages[end].anchors:
-            yield f"the link {at} has an anchor that is not there"
+            yield f"the link {at} has a missing anchor"
 
 
 def main() -> None:
-    """Print the faults of a site; exit with 1 if there are any."""
+    """Print the faults of a site, and exit with 1 if there are any."""
     found = faults(Path(sys.argv[1]).resolve(), *sys.argv[2:3])
-    print("\n".join(found) or "no fault")
+    print("\n".join(found) or "no faults")
     sys.exit(bool(found))
 
 

@@ -1,20 +1,20 @@
-"""Decisions of conversions: dump them for a set of models, and compare two dumps.
+"""Dump the decisions of conversions for a set of models, and compare two dumps.
 
     python tools/decisions.py dump DUMP.json.xz [--group exports …] [--also NAME=FOLDER …] [--jobs 2]
     python tools/decisions.py compare BEFORE.json.xz AFTER.json.xz [--mode plain …] [--to float16] [--models PATTERN]
 
 A dump contains, for each model, type and mode, all ops with their floating variables, types and reasons, and all Casts.
 The groups are the shipped exports, the hit and near models of the rules, the catalogue of failures and the models of
-the harm suite; `--also` adds the .onnx files below a folder, without duplicates. A dump only uses the reports of
-conversions, so dumps of different versions can be compared.
+the harm suite. `--also` adds the .onnx files below a folder, without duplicates. Dumps only use conversion reports, so
+you can compare dumps of different versions.
 
-`compare` prints, for each model and in total, how many variables are low in only one dump, and the numbers of new and
-net Casts, which are the new ones minus the removed ones. With `-v`, it lists each variable, and each changed reason.
-Variables of Constants and Casts are not counted, since they follow their contents and inputs. The exit code is 1 if
-there is a difference.
+For each model and in total, `compare` prints how many variables are low in only one dump, the number of new Casts, and
+the number of net Casts (new minus removed). With `-v`, it lists each variable and each changed reason. It does not
+count the variables of Constants and Casts, since they follow their contents and inputs. The exit code is 1 if there is
+a difference.
 
-tests/data/decisions.json.xz is the dump of a state from which later ones are judged: all groups, small models of known
-faults as `cases`, and trained models that packages on PyPI and npm ship as `released`.
+tests/data/decisions.json.xz is the reference dump. It has all groups, small models of known faults as `cases`, and
+trained models from packages on PyPI and npm as `released`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from onnx import ModelProto
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from amp_rewrite import AmpRewriteError, convert  # noqa: E402  the checkout's, before an installed one
+from amp_rewrite import AmpRewriteError, convert  # noqa: E402  from the checkout, not an installed one
 from amp_rewrite.version import VERSION  # noqa: E402
 
 MODES: Mapping[str, Mapping[str, Any]] = {
@@ -47,7 +47,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "plain": {"opset": "keep", "fuse": "none"},
     "tensorflow": {"opset": "keep", "fuse": "none", "safety": "none", "shift": "none"},
 }
-"""The options of each mode: the default, and then modes that turn off more and more beyond the spreading of colors."""
+"""The options of each mode. Each mode after the default turns off more than the one before."""
 TYPES = ("float16", "bfloat16")
 LOW = frozenset(TYPES)
 
@@ -57,7 +57,7 @@ LOW = frozenset(TYPES)
 
 @dataclass(frozen=True)
 class Source:
-    """A model of a group. `model`: returns the model or its path. `options`: additional options for it."""
+    """A model of a group. `model`: a function for the model or its path. `options`: its additional options."""
 
     name: str
     model: Callable[[], ModelProto | bytes | Path]
@@ -71,7 +71,7 @@ def exports() -> Iterator[Source]:
 
 
 def rules() -> Iterator[Source]:
-    """Yield, for each safety rule, the smallest model that needs it, and the nearest one that it must not change."""
+    """Yield each safety rule's smallest model that needs it, and the closest model that it must not change."""
     from amp_rewrite.decide.reasons import RULES
 
     for rule in RULES:
@@ -91,7 +91,7 @@ def catalogue() -> Iterator[Source]:
 
 
 def harm() -> Iterator[Source]:
-    """Yield the models of the harm suite, with static and with free shapes."""
+    """Yield the models of the harm suite, with static or dynamic shapes."""
     from suites.harm.case import CASES
 
     for case in CASES:
@@ -144,7 +144,7 @@ def decided(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dumped(source: Source) -> dict[str, Any]:
-    """Return the decisions about a model by type and mode, with a digest of the model."""
+    """Return a model's decisions by type and mode, with a digest of the model."""
     model = source.model()
     content = model.read_bytes() if isinstance(model, Path) else model.SerializeToString(deterministic=True)
     entry: dict[str, Any] = {"sha256": hashlib.sha256(content).hexdigest()[:16]}
@@ -154,20 +154,20 @@ def dumped(source: Source) -> dict[str, Any]:
 
 
 def dump(path: Path, groups: Sequence[str], also: Sequence[str], jobs: int) -> None:
-    """Write the decisions about the models of groups and folders."""
+    """Write the decisions for the models of groups and folders."""
     tables = {name: GROUPS[name] for name in groups}
     for word in also:
         name, _, folder = word.partition("=")
         tables[name] = partial(below, Path(folder))
     with ProcessPoolExecutor(jobs) as pool:
-        found = {
+        results = {
             f"{group}/{source.name}": pool.submit(dumped, source) for group, of in tables.items() for source in of()
         }
         models = {}
-        for at, (name, entry) in enumerate(found.items(), 1):
+        for at, (name, entry) in enumerate(results.items(), 1):
             models[name] = entry.result()
             if at % 20 == 0:
-                print(f"{at} of {len(found)}", file=sys.stderr)
+                print(f"{at} of {len(results)}", file=sys.stderr)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in models.items())
     with lzma.open(path, "wt", encoding="utf-8", preset=9) as file:
         file.write(f'{{"version": {json.dumps(VERSION)}, "models": {{\n{lines}\n}}}}\n')
@@ -190,7 +190,7 @@ class Decisions:
 
     @property
     def variables(self) -> dict[tuple[str, str], str]:
-        """The types of the counted variables, by op and name."""
+        """The types of the compared variables, by op and name."""
         counted = ((path, types) for path, op, types, _, _ in self.ops if op not in ("Cast", "Constant"))
         return {(path, name): dtype for path, types in counted for name, dtype in types.items()}
 
@@ -284,7 +284,7 @@ def main() -> None:
     command.add_argument("after", type=Path)
     command.add_argument("--mode", nargs="*", default=list(MODES), choices=list(MODES))
     command.add_argument("--to", nargs="*", default=list(TYPES), choices=list(TYPES))
-    command.add_argument("--models", default="*", help="pattern of names, for example 'exports/*'")
+    command.add_argument("--models", default="*", help="glob pattern for names, such as 'exports/*'")
     command.add_argument("-v", "--verbose", action="store_true")
     options = parser.parse_args()
     if options.command == "dump":

@@ -1,12 +1,12 @@
 """Dump the kernel registry of releases of onnxruntime-gpu from their wheels, without a GPU.
 
-python tools/dump_releases.py FOLDER [RELEASE …]   writes FOLDER/RELEASE.json, by default for each since 1.20
+python tools/dump_releases.py FOLDER [RELEASE …]   writes FOLDER/RELEASE.json, by default for all since 1.20
 
-A wheel has about 300 MB, and is downloaded by pip, unpacked, queried and deleted, one at a time, so this never runs in
-CI. The registry lists the kernels registered when the provider libraries are loaded. These need the libraries of CUDA
-and TensorRT, which are replaced by empty ones with the required names and symbols. Nothing is computed.
+Each wheel has about 300 MB. They are downloaded, unpacked, queried and deleted one at a time, so this never runs in CI.
+The registry lists the kernels registered by the provider libraries when they are loaded. Empty libraries with the
+required names and symbols replace CUDA and TensorRT. No kernel runs.
 
-Needs gcc, nm and readelf on Linux, and wheels for the running Python.
+This needs gcc, nm and readelf on Linux, and wheels for the running Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGE = "onnxruntime-gpu"
 OLDEST = (1, 20)
 ROOT = Path(__file__).resolve().parent.parent
 
-# Symbols of the driver that static initializers of CUTLASS look up.
+# Driver symbols looked up by CUTLASS's static initializers.
 DRIVER = [
     "cuDeviceGetAttribute",
     "cuFuncSetAttribute",
@@ -59,7 +59,7 @@ json.dump(kernel_registry(), open(sys.argv[1], "w"))
 
 
 def main() -> None:
-    """Dump the releases on the command line."""
+    """Dump the releases named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("releases", nargs="*")
@@ -78,16 +78,16 @@ def main() -> None:
 
 def releases() -> list[str]:
     """Return the releases in the index since 1.20, oldest first."""
-    told = run("-m", "pip", "index", "versions", PACKAGE).stdout
-    stated = re.search(r"Available versions: (.*)", told)
-    if stated is None:
-        raise SystemExit(f"pip lists no version of {PACKAGE}: {told}")
-    known = [name.strip() for name in stated[1].split(",")]
-    return sorted((name for name in known if release_number(name) >= OLDEST), key=release_number)
+    output = run("-m", "pip", "index", "versions", PACKAGE).stdout
+    listed = re.search(r"Available versions: (.*)", output)
+    if listed is None:
+        raise SystemExit(f"pip lists no versions of {PACKAGE}: {output}")
+    names = [name.strip() for name in listed[1].split(",")]
+    return sorted((name for name in names if release_number(name) >= OLDEST), key=release_number)
 
 
 def dumped(release: str, scratch: Path) -> dict[str, object]:
-    """Return the dump of a release, using an empty folder."""
+    """Return the dump of a release, with an empty folder for scratch files."""
     run("-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), f"{PACKAGE}=={release}")
     wheel = next(scratch.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
@@ -108,16 +108,16 @@ def dumped(release: str, scratch: Path) -> dict[str, object]:
 
 
 def make_libraries(capi: Path, folder: Path) -> None:
-    """Compile an empty library for each one of CUDA, cuDNN and TensorRT that the provider libraries of a wheel need."""
+    """Compile an empty stand-in for each CUDA, cuDNN and TensorRT library that the wheel's providers need."""
     compiler = shutil.which("gcc")
     if compiler is None:
         raise SystemExit("gcc is missing; install it")
-    wanted: set[str] = {"libcuda.so.1"}
+    needed: set[str] = {"libcuda.so.1"}
     symbols: dict[str, set[str]] = defaultdict(set)
-    loose = set(DRIVER)
+    unversioned = set(DRIVER)
     for library in (capi / f"libonnxruntime_providers_{name}.so" for name in ("cuda", "tensorrt")):
         dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-        wanted |= set(re.findall(r"NEEDED.*\[(lib(?:cu|nv)[^]]*)\]", dynamic))
+        needed |= set(re.findall(r"NEEDED.*\[(lib(?:cu|nv)[^]]*)\]", dynamic))
         names = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
         for line in names.stdout.splitlines():
             name, _, version = line.split()[-1].partition("@")
@@ -125,9 +125,9 @@ def make_libraries(capi: Path, folder: Path) -> None:
             if version.startswith("lib"):
                 symbols[version].add(name)
             elif not version and re.match(r"cu[A-Z]|curand|nvrtc|get|create|init", name):
-                loose.add(name)
-    for soname in sorted(wanted):
-        own = symbols.get(soname, loose)  # the loader looks up symbols without a version in any library
+                unversioned.add(name)
+    for soname in sorted(needed):
+        own = symbols.get(soname, unversioned)  # the loader finds unversioned symbols in any library
         source = folder / f"{soname}.c"
         source.write_text("\n".join(BODIES.get(s, f"void *{s}() {{ return 0; }}") for s in sorted(own)) + "\n")
         script = folder / f"{soname}.map"
@@ -141,7 +141,7 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> subproces
     """Run this Python; on failure, exit with its error message."""
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"python {' '.join(arguments)[:200]} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise SystemExit(f"python {' '.join(arguments)[:200]} failed with {done.returncode}: {done.stderr[-2000:]}")
     return done
 
 

@@ -1,7 +1,7 @@
-"""Kernel tables made from the registry dumps of tools/dump_releases.py.
+"""Build kernel tables from the registry dumps of tools/dump_releases.py.
 
-A dump lists the kernels of onnxruntime, one for each combination of types that a kernel was compiled for, and the
-schemas of its operators. A table has type variables in place of parameter names, and one row for many kernels.
+A dump lists onnxruntime's kernels, one for each compiled combination of types, and its operators' schemas. A table uses
+type variables instead of parameter names, and combines many kernels into one row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from amp_rewrite.ir.schema import contrib_schemas
 from amp_rewrite.runtime.runner import small_model
 
 OPEN = 2**31 - 1
-"""The last version in a registration without an upper bound."""
+"""The last version of a registration without an upper bound."""
 DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 CUDA = "CUDAExecutionProvider"
 
 Json = dict[str, Any]
 Product = tuple[frozenset[str], ...]
-"""The types that a kernel admits for each type variable."""
+"""The types that a kernel accepts for each type variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ Schemas = Mapping[str, Mapping[int, Formals]]
 
 
 def table_of(dump: Mapping[str, Any], provider: str = CUDA) -> Json:
-    """Return the kernel table of a dump's provider (docs/reference/targets.md)."""
+    """Return the kernel table of a provider in a dump (docs/reference/targets.md)."""
     schemas = _schemas(dump.get("schemas") or ())
     rows: dict[tuple[str, int, int, tuple[str, ...]], list[Product]] = {}
     for kernel in dump["kernels"]:
@@ -63,7 +63,7 @@ def table_of(dump: Mapping[str, Any], provider: str = CUDA) -> Json:
             kernels.setdefault(key, []).append(row)
     if not kernels:
         raise SystemExit(
-            f"{dump['runtime']} has no kernel of the {provider}; dump the registry of an onnxruntime with it"
+            f"{dump['runtime']} has no kernels for {provider}; dump the registry of an onnxruntime that has them"
         )
     return {
         "runtime": dump["runtime"],
@@ -77,7 +77,7 @@ def table_of(dump: Mapping[str, Any], provider: str = CUDA) -> Json:
 
 
 def _schemas(rows: Iterable[Mapping[str, Any]]) -> Schemas:
-    """Return the schemas of a dump; of one without them, those of onnx and of onnxruntime's own operators."""
+    """Return the schemas of a dump, or else the schemas of onnx and of onnxruntime's own operators."""
     found: dict[str, dict[int, Formals]] = {}
     for row in rows:
         found.setdefault(f"{row['domain']}::{row['op']}", {})[row["since"]] = Formals.of(row)
@@ -100,11 +100,11 @@ def _known_schemas() -> Iterator[tuple[str, dict[int, Formals]]]:
 def resolved(
     key: str, first: int, last: int, types: Mapping[str, list[str]], schemas: Schemas
 ) -> Mapping[str, list[str]]:
-    """Return `types` by schema type variable, without the parameters that name a formal of fixed type.
+    """Return `types` by schema type variable, without the parameters of formals with a fixed type.
 
-    A kernel parameter is a type variable that some formal uses, or else the name of a formal whose type is fixed; this
-    is how the runtime itself looks it up. A fixed type cannot change, so it must be admitted and is then no
-    constraint. ValueError for a name that is neither: a table with it would lie.
+    Like the runtime, this takes a kernel parameter as a type variable used by a formal, or else as the name of a formal
+    with a fixed type. The kernel must accept a fixed type, which is then not a constraint. Any other name raises
+    ValueError, since it would make the table wrong.
     """
     served = {v: s for v, s in schemas.get(key, {}).items() if v == first or (last != OPEN and first <= v <= last)}
     if not served:
@@ -122,7 +122,7 @@ def resolved(
 
 
 def merged(products: Iterable[Product]) -> list[Product]:
-    """Return fewer products with exactly the same union: those that differ in one place only are joined."""
+    """Merge products that differ in only one place, without changing their union."""
     rows = sorted(set(products), key=lambda row: [sorted(place) for place in row])
     width = len(rows[0])
     before = 0
@@ -138,9 +138,9 @@ def merged(products: Iterable[Product]) -> list[Product]:
 
 
 def aliases(schemas: Schemas, kernels: Iterable[str], opset: int | None) -> dict[str, list[list[int]]]:
-    """Return [version, the runtime's version] for the schema versions of onnx that the runtime lacks.
+    """Return [version, the runtime's version] for each onnx schema version missing from the runtime.
 
-    Only up to the newest ai.onnx opset of the runtime: it refuses a model of a later one.
+    This stops at the runtime's newest ai.onnx opset, since it rejects models with a later one.
     """
     import onnx.defs
 
@@ -165,12 +165,12 @@ def contrib_rows(schemas: Sequence[Mapping[str, Any]]) -> Json | None:
 
 
 def _most(formals: Sequence[Sequence[Any]]) -> int | None:
-    """Return how many inputs or outputs an operator can have; None for any number."""
+    """Return the maximum number of inputs or outputs; None if unlimited."""
     return None if formals and formals[-1][2] == "Variadic" else len(formals)
 
 
 def schema_row(schema: Any) -> dict[str, Any]:
-    """Return the schema of an operator as JSON: formals with their types, variables with the types that they admit."""
+    """Return an operator's schema as JSON: formals with their types, and type variables with their allowed types."""
     return {
         "domain": schema.domain or "ai.onnx",
         "op": schema.name,
@@ -209,14 +209,14 @@ def kernel_registry() -> Json:
 
 
 def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
-    """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
+    """Return the limit in onnxruntime's error about a model beyond it; None without an error."""
     import onnxruntime
 
     model = small_model()
     model.opset_import[0].version, model.ir_version = opset, ir
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    except Exception as objection:  # noqa: BLE001 - classes of onnxruntime's extension
-        found = re.search(words, str(objection))
+    except Exception as error:  # noqa: BLE001 - classes of onnxruntime's extension
+        found = re.search(words, str(error))
         return int(found[1]) if found else None
     return None

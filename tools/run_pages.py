@@ -1,13 +1,13 @@
-"""Run what the pages of docs/ show, and compare the output: `python tools/run_pages.py [PAGE …]`.
+"""Run the commands and Python code on the pages of docs/, and compare the output: `python tools/run_pages.py [PAGE …]`.
 
-Each page runs from its first line to its last in a folder of its own, with the names of Python kept. Marks:
+Each page runs from start to end in a separate folder, in one Python namespace. Comments mark special blocks:
 
     <!-- not run: REASON -->     the next block cannot run here; the site shows the reason
-    <!-- needs: torch -->        it runs where these modules are; elsewhere the setup must do
-    <!-- setup … -->             commands ("$ …") and Python (">>> …") for what the page takes as given
+    <!-- needs: torch -->        the next block runs only with these modules; without them, the setup replaces it
+    <!-- setup … -->             commands ("$ …") and Python (">>> …") that prepare the page, hidden on the site
 
-Below a command stands its output: a line of "…" stands for any lines, "…" at the end of a line for its rest.
-Nothing reaches the network, and a block ends within LIMIT seconds. Commands stand in blocks of `console` alone.
+A command's output follows it: a line "…" matches any lines, and "…" at the end of a line matches the rest of the line.
+The network is blocked, and a block must end within LIMIT seconds. Commands only run in `console` blocks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GENERATED = (
     "reference/decisions.md",
     "reference/findings.md",
 )
-"""Pages that tools write: what they show has tests of its own."""
+"""Pages written by tools; separate tests cover their contents."""
 BLOCK = re.compile(
     r"^<!-- (?P<mark>not run|needs): (?P<why>.*?) -->$"
     r"|^<!-- setup\n(?P<setup>.*?)^-->$"
@@ -58,21 +58,21 @@ BLOCK = re.compile(
 FENCE = re.compile(r"^(?P<indent>[ \t>]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^\s`]*)")
 RUN = ("console", "python")
 SHOWN = ("", "text", "toml", "yaml", "json", "js")
-"""Languages of blocks that run, and of those that are only shown. Others, such as "bash", would look as if they ran."""
+"""Languages of blocks that run or are only shown. Others, such as "bash", would look as if they ran."""
 LIMIT = 300
-"""Seconds that a block may take."""
+"""Time limit of a block, in seconds."""
 COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 SHELL = re.compile(r"[|<>&;]|\$\(")
-REMARK = re.compile(r"\s{2,}# .*$")
+COMMENT = re.compile(r"\s{2,}# .*$")
 
 
 class PageError(Exception):
-    """A block that does not run, or prints something else than the page shows."""
+    """An error for a block that fails, or prints different output from the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a page: what it is ("console", "python" or "setup"), its text, and its line."""
+    """A block of a page: its kind ("console", "python" or "setup"), its text, and its line."""
 
     kind: str
     text: str
@@ -82,7 +82,7 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield the blocks of a page that run, or say why they do not."""
+    """Yield the blocks of a page to run, or to skip for a given reason."""
     marks: dict[str, str] = {}
     end = 0
     for match in BLOCK.finditer(text):
@@ -98,7 +98,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def check_blocks(text: str) -> None:
-    """Raise PageError, with the line, for a block that is shown and neither runs nor says why not."""
+    """Raise PageError, with the line, for a block that does not run and has no reason."""
     fence, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         found = FENCE.match(line)
@@ -126,15 +126,15 @@ def check_blocks(text: str) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise PageError if the body takes longer. In the main thread alone, where signals arrive."""
+    """Raise PageError if the body takes longer. This only works in the main thread, which receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def late(*_: object) -> None:
+    def timed_out(*_: object) -> None:
         raise PageError(f"the block did not end within {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, timed_out)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -143,43 +143,43 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-HERE = (None, "", "localhost", "127.0.0.1", "::1")
-NOWHERE = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
-"""A proxy that is not there, for commands of a shell."""
+LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
+DEAD_PROXY = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+"""A proxy without a server, which blocks the network for shell commands."""
 
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Raise PageError where Python asks for another machine."""
-    ask, connect = socket.getaddrinfo, socket.socket.connect
+    """Raise PageError if Python connects to another machine."""
+    resolve, connect = socket.getaddrinfo, socket.socket.connect
 
-    def asked(host: Any, *more: Any, **words: Any) -> Any:
-        if host not in HERE:
+    def checked_resolve(host: Any, *more: Any, **words: Any) -> Any:
+        if host not in LOCAL_HOSTS:
             raise PageError(f"asks {host} on the network, but pages are built offline")
-        return ask(host, *more, **words)
+        return resolve(host, *more, **words)
 
-    def connected(own: socket.socket, address: Any) -> None:
-        if isinstance(address, tuple) and address[0] not in HERE:
+    def checked_connect(connection: socket.socket, address: Any) -> None:
+        if isinstance(address, tuple) and address[0] not in LOCAL_HOSTS:
             raise PageError(f"asks {address[0]} on the network, but pages are built offline")
-        connect(own, address)
+        connect(connection, address)
 
-    socket.getaddrinfo, socket.socket.connect = asked, connected  # type: ignore[assignment, method-assign]
+    socket.getaddrinfo, socket.socket.connect = checked_resolve, checked_connect  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        socket.getaddrinfo, socket.socket.connect = ask, connect  # type: ignore[method-assign]
+        socket.getaddrinfo, socket.socket.connect = resolve, connect  # type: ignore[method-assign]
 
 
 def pages() -> list[Path]:
-    """Return the pages of docs/ that people write, and those beside it that the site has."""
+    """Return the hand-written pages of docs/, and the site's other pages."""
     docs = ROOT / "docs"
     generated = {path for pattern in GENERATED for path in docs.glob(pattern)}
-    own = [path for path in sorted(docs.rglob("*.md")) if path not in generated]
-    return own + [ROOT / name for name in ("SKILL.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+    written = [path for path in sorted(docs.rglob("*.md")) if path not in generated]
+    return written + [ROOT / name for name in ("SKILL.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 
 
 def matches(expected: str, printed: str) -> bool:
-    """True if an output is as shown."""
+    """Return True if the output matches the page."""
     spelled = [
         "(?:.*\n)*?" if line == "…" else f"{re.escape(line.removesuffix('…'))}{'.*' if line.endswith('…') else ''}\n"
         for line in expected.splitlines()
@@ -190,16 +190,16 @@ def matches(expected: str, printed: str) -> bool:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """Work in an empty folder, without settings and without a cache of anybody."""
+    """Work in an empty folder, without the user's settings and cache."""
     before, environment, state = Path.cwd(), dict(os.environ), policies.state
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-page-") as made:
-        os.chdir(made)
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-page-") as directory:
+        os.chdir(directory)
         for name in [name for name in os.environ if name.startswith("AMP_REWRITE")]:
             del os.environ[name]
-        os.environ["XDG_CACHE_HOME"] = str(Path(made) / ".cache")
+        os.environ["XDG_CACHE_HOME"] = str(Path(directory) / ".cache")
         policies.state = policies.ProcessSettings()
         try:
-            yield Path(made)
+            yield Path(directory)
         finally:
             os.chdir(before)
             os.environ.clear()
@@ -208,9 +208,9 @@ def folder() -> Iterator[Path]:
 
 
 def run(page: Path, *, light: bool = False) -> tuple[int, int]:
-    """Run a page; return how many blocks ran, and how many say why they do not. PageError for the first that fails.
+    """Run a page; return how many blocks ran and how many were skipped. Raise PageError for the first failure.
 
-    `light`: leave out what needs other packages, for these take long to import.
+    `light`: skip the blocks that need other packages, since they take long to import.
     """
     names: dict[str, Any] = {"__name__": page.stem, "amp_rewrite": amp_rewrite}
     ran = unrun = 0
@@ -245,7 +245,7 @@ def _shown(page: Path) -> str:
 
 def _run(block: Block, names: dict[str, Any], light: bool) -> None:
     if block.needs and (light or any(find_spec(name) is None for name in block.needs.split(", "))):
-        return  # the setup of the page stands for it
+        return  # the page's setup replaces it
     if block.kind == "console":
         for command, expected in COMMAND.findall(block.text):
             _command(command.replace("\\\n", " "), expected, names)
@@ -256,7 +256,7 @@ def _run(block: Block, names: dict[str, Any], light: bool) -> None:
             elif line.startswith(">>> "):
                 exec(compile(line.removeprefix(">>> "), "setup", "exec", dont_inherit=True), names)
             elif line.strip():
-                raise PageError(f"a line of setup starts with '$ ' or '>>> ', not as {line!r}")
+                raise PageError(f"a line of setup must start with '$ ' or '>>> ', unlike {line!r}")
     else:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -264,8 +264,8 @@ def _run(block: Block, names: dict[str, Any], light: bool) -> None:
 
 
 def _command(command: str, expected: str, names: dict[str, Any]) -> None:
-    """Run a command of a console: this program, copies and Python in this process, others in a shell."""
-    command = REMARK.sub("", command)
+    """Run a console command: `amp-rewrite`, `cp` and `python -c` in this process, others in a shell."""
+    command = COMMENT.sub("", command)
     inner, _, file = (
         command.partition(" > ") if re.search(r"^amp-rewrite [^|<;&]* > \S+$", command) else (command, "", "")
     )
@@ -280,7 +280,7 @@ def _command(command: str, expected: str, names: dict[str, Any]) -> None:
             Path(file).write_text(done.stdout, "utf-8")
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        _judge(command, expected, "" if file else done.stdout, done.exit_code, done.output)
+        _check_output(command, expected, "" if file else done.stdout, done.exit_code, done.output)
     elif words[0] == "cp":
         for name in words[1:-1]:
             shutil.copy(Path(name) if Path(name).exists() else ROOT / name, words[-1])
@@ -288,39 +288,39 @@ def _command(command: str, expected: str, names: dict[str, Any]) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             exec(compile(words[2], "command", "exec", dont_inherit=True), names)
-        _judge(command, expected, printed.getvalue(), 0, "")
+        _check_output(command, expected, printed.getvalue(), 0, "")
     else:
         _shell(command, expected)
 
 
 def _shell(command: str, expected: str) -> None:
-    """Run a command in bash, where `amp-rewrite` and `python` are those of this process."""
+    """Run a command in bash, with this process's `amp-rewrite` and `python`."""
     python = shlex.quote(sys.executable)
     own = f'amp-rewrite() {{ {python} -m amp_rewrite "$@"; }}; python() {{ {python} "$@"; }}'
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     words = ["bash", "-c", f"{own}; set -o pipefail; {command}"]
-    environment = os.environ | NOWHERE | {"PYTHONPATH": str(ROOT), "PATH": path}
+    environment = os.environ | DEAD_PROXY | {"PYTHONPATH": str(ROOT), "PATH": path}
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, env=environment, start_new_session=True, **pipes) as running:
         try:
-            printed, told = running.communicate()
-        finally:  # also what it left running, and all of it after a block that does not end
+            printed, errors = running.communicate()
+        finally:  # including background processes, and everything after a timeout
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
-    _judge(command, expected, printed, running.returncode, printed + told)
+    _check_output(command, expected, printed, running.returncode, printed + errors)
 
 
-def _judge(command: str, expected: str, printed: str, code: int, everything: str) -> None:
-    if code not in ((0, 1) if "amp-rewrite" in command else (0,)):  # of ours, 1 is a finding
+def _check_output(command: str, expected: str, printed: str, code: int, everything: str) -> None:
+    if code not in ((0, 1) if "amp-rewrite" in command else (0,)):  # for amp-rewrite, 1 is a finding
         raise PageError(f"`{command}` ends with exit code {code}: {everything.strip()}")
     if not matches(expected, printed):
-        raise PageError(f"`{command}` prints something else than the page shows:\n{printed}")
+        raise PageError(f"`{command}` prints different output from the page:\n{printed}")
 
 
 def main() -> None:
-    """Run pages, and print the time of each."""
+    """Run pages, and print the time for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", type=Path, help="all pages of the site by default")
+    parser.add_argument("pages", nargs="*", type=Path, help="pages to run (default: all pages of the site)")
     failed = total = left = 0
     start = time.monotonic()
     for page in [path.resolve() for path in parser.parse_args().pages] or pages():
@@ -333,10 +333,10 @@ def main() -> None:
             continue
         total, left = total + ran, left + unrun
         if ran + unrun:
-            print(f"{time.monotonic() - before:5.1f} s  {_shown(page)}: {ran} run, {unrun} not")
-    print(f"{time.monotonic() - start:5.1f} s  {total} blocks ran, {left} say why they do not")
+            print(f"{time.monotonic() - before:5.1f} s  {_shown(page)}: {ran} run, {unrun} skipped")
+    print(f"{time.monotonic() - start:5.1f} s  {total} blocks ran, {left} skipped")
     if failed:
-        sys.exit(f"error: {failed} pages do not do what they show")
+        sys.exit(f"error: {failed} page{'s' * (failed > 1)} failed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Names that vulture takes for unused, each with its reason. Nothing runs this file; vulture reads it."""
+"""Names that vulture wrongly reports as unused, with the reason for each. Only vulture reads this file."""
 
 # Called by click.
 _.list_commands
@@ -6,13 +6,13 @@ _.format_commands
 _.get_missing_message
 
 # Called or read by Python and its tools.
-_._missing_  # of an Enum, for a value that it lacks
-_._name_  # of a member that is made by hand
+_._missing_  # of an Enum, for an unknown value
+_._name_  # of an Enum member created by hand
 _._value_  # likewise
 _.__signature__  # read by inspect
 _._repr_html_  # called by notebooks
 
-# Element types that only their codes name.
+# Element types referred to only by their codes.
 _.INT8
 _.INT16
 _.UINT16
@@ -39,7 +39,7 @@ _.widen_biases
 _.align_products
 _.bound_fills
 
-# Run in a child process, which gets the name as text.
+# Run in a child process by name.
 _.open_plainly
 _.probe_webgpu
 
@@ -53,7 +53,7 @@ _.graph_optimization_level
 _.enable_profiling
 _.profile_file_prefix
 
-# Part of an alias of types, which is a text.
+# Part of a type alias in a string.
 _.HoldsModel
 _.ExportedProgram
 _.Readable
@@ -66,7 +66,7 @@ _.validation_split
 _.first_epoch
 _.steps_per_epoch
 
-# Parameters of functions with the signature of another library; they are read from `locals()`.
+# Parameters of functions with another library's signature, read from `locals()`.
 _.disable_shape_infer
 _.force_fp16_initializers
 _.force_fp16_inputs
@@ -82,9 +82,9 @@ _.MeanAbsoluteError
 _.float_ops
 _.largest_error
 
-_.given_outputs  # of a Binding: users read their buffers there
+_.given_outputs  # of a Binding; users read their buffers from it
 
-# Element types that models name, and no code by itself.
+# Element types used by models, but not by the code.
 _.UINT32
 _.UINT64
 _.COMPLEX64

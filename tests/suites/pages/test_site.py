@@ -53,9 +53,9 @@ def test_a_staged_page_links_only_to_other_pages(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("# One\n\n[x](two.md)\n", "links to two.md, which is not there"),
-        ("# One\n\n[x](../../outside.md)\n", "links to ../../outside.md, which is not there"),
-        ("# One\n\n![x](pictures/x.svg)\n", "links to pictures/x.svg, which is not there"),
+        ("# One\n\n[x](two.md)\n", "links to two.md, which does not exist"),
+        ("# One\n\n[x](../../outside.md)\n", "links to ../../outside.md, which does not exist"),
+        ("# One\n\n![x](pictures/x.svg)\n", "links to pictures/x.svg, which does not exist"),
         ("# One\n\n[x](README.md#page)\n", "links to README.md#page, which has no such heading"),
         ("# One\n\n## A\n\n## A\n", "has the heading 'A' twice, so that links to it are ambiguous"),
         ("# One\n\n# Two\n", "has several titles: One, Two"),
@@ -89,9 +89,9 @@ def test_faults_in_a_built_site_are_noticed(tmp_path: Path) -> None:
         '<link rel="canonical" href="https://x.y/a.html"><link rel="stylesheet" href="//fonts.x/y.css">'
     )
     assert site.faults(tmp_path, "/base/") == [
-        "a.html: the file p.png is not there",
-        "a.html: loads https://cdn.x/y.js from elsewhere",
-        "a.html: loads //fonts.x/y.css from elsewhere",
-        "a.html: the link #no has an anchor that is not there",
-        "a.html: the link b.html leads nowhere",
+        "a.html: the file p.png is missing",
+        "a.html: loads https://cdn.x/y.js from another site",
+        "a.html: loads //fonts.x/y.css from another site",
+        "a.html: the link #no has a missing anchor",
+        "a.html: the link b.html is broken",
     ]
