@@ -80,10 +80,10 @@ class Delta(Result):
         Raises:
             PolicyError: a kind is unknown.
         """
-        known = (*KINDS, FLOAT32)
+        allowed = (*KINDS, FLOAT32)
         for kind in kinds:
-            if kind not in known:
-                hint = advice(kind, known, f"use some of {', '.join(known)}")
+            if kind not in allowed:
+                hint = advice(kind, allowed, f"use some of {', '.join(allowed)}")
                 raise PolicyError(f"unknown kind of difference {kind!r}; {hint}")
         failing = kinds or KINDS
         return any(_fails_on(change, failing) for change in self.changes) or ("casts" in failing and bool(self.casts))

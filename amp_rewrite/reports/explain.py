@@ -134,7 +134,7 @@ def _chains(report: ReportData, name: str, producers: Mapping[str, int], shifts:
 def _step(row: Row, *, first: bool) -> list[str]:
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
-        return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it computes no float32"]
+        return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it does not compute in float32"]
     listed = reasons.UNLISTED if row.color == reasons.UNLISTED else f"on the {row.color} list"
     words = reasons.words(row.rule)
     redundant = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # as the note or the last line says it
@@ -174,8 +174,8 @@ def _rows_of(report: ReportData, name: str, producers: Mapping[str, int]) -> tup
     sources |= {port.name: source for source, port in inputs.items()}
     source = sources.get(name)
     if source is None:
-        known = dict.fromkeys((*(row.name for row in report.rows), *sources, *(row.op for row in report.rows)))
-        hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", limit=3)
+        candidates = dict.fromkeys((*(row.name for row in report.rows), *sources, *(row.op for row in report.rows)))
+        hint = advice(name, candidates, f"`amp-rewrite report {report.model.name} -v` lists the names", limit=3)
         raise PatternError(f"{report.model.name}: no op{' or value' if producers else ''} is named {name!r}; {hint}")
     if source == NO_ROW:
         raise PatternError(f"{report.model.name}: {name!r} is a weight; explain an op that reads it")

@@ -212,8 +212,8 @@ class _ReportBuilder:
         reads += [self._row_of[value] for body in op.bodies for value in self.view.scopes[body].outputs]
         while reads and reads[-1] == NO_ROW:
             reads.pop()
-        stated = () if op.id in self.plan.identities else op.node.attribute
-        attributes = attributes_of(op.domain, op.signature, stated) if stated else _NONE
+        protos = () if op.id in self.plan.identities else op.node.attribute
+        attributes = attributes_of(op.domain, op.signature, protos) if protos else _NONE
         if attributes and op.id in self.plan.raised:
             attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
         return tuple(reads), attributes, f"{zlib.crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
@@ -262,8 +262,8 @@ class _ReportBuilder:
             dtype = produced.dtype if produced is not None else None
             yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers)
 
-    def _readers(self, value: ValueId, but: Container[Use] = ()) -> int:
-        read = sum(use.op in self._live and use not in but for use in self.view.uses[value])
+    def _readers(self, value: ValueId, excluded: Container[Use] = ()) -> int:
+        read = sum(use.op in self._live and use not in excluded for use in self.view.uses[value])
         return read + (value in self.view.yielded)
 
     @cached_property
@@ -430,8 +430,8 @@ def _states_type(signature: Signature, name: str) -> bool:
 
 @cache
 def _defaults(signature: Signature) -> Mapping[str, str]:
-    stated = default_attributes(signature).values()
-    return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **{a.name: _spell(signature.domain, a) for a in stated}}
+    defaults = default_attributes(signature).values()
+    return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **{a.name: _spell(signature.domain, a) for a in defaults}}
 
 
 # -- spelling ------------------------------------------------------------------------------------------

@@ -120,8 +120,8 @@ def _work(report: ReportData) -> str:
 
 
 def low_types(report: ReportData) -> list[str]:
-    known = {row.dtype for row in report.rows}
-    return [dtype for dtype in LOW if dtype in known]
+    dtypes = {row.dtype for row in report.rows}
+    return [dtype for dtype in LOW if dtype in dtypes]
 
 
 def _settings(report: ReportData) -> _Part:
@@ -212,8 +212,8 @@ def _rows(report: ReportData) -> _Part:
         return ["ops", *table(cells, head=head)]
     # A decision by the list alone has the reason from the list as its note.
     notes = (row.note or (row.reason if row.rule and not row.because else "") for row in report.rows)
-    whole = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
-    return ["ops", *table(whole, head=(*head, "color", "rule", "note"))]
+    rows = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
+    return ["ops", *table(rows, head=(*head, "color", "rule", "note"))]
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:

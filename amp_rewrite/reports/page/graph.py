@@ -1,4 +1,4 @@
-"""Graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand.
+"""Graph of a report as a figure: ops in collapsible scopes, Casts on edges, reasons on demand.
 
 Scopes form the tree of modules; each part has a position in its scope.
 """
@@ -28,7 +28,7 @@ _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry",
 LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
 _FEW_PORTS = 8
 """Maximum number of inputs or outputs drawn among the ops; more are put in a scope."""
-LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, or a scope to unfold it."
+LEAD = "Ops from input to output, in scopes. Select an op to see why it has its type, or a scope to expand it."
 
 
 def graph(
@@ -147,7 +147,7 @@ class _Graph:
         for row in self.report.rows:
             prefix, slash, rest = plain(row.path).rpartition("/")
             entry = f"{row.color}: {row.source}{': ' + row.reason if row.reason else ''}" if row.color else ""
-            stated = [f"{name} {dtype}" for name, dtype in row.variables.items()]
+            types = [f"{name} {dtype}" for name, dtype in row.variables.items()]
             mixed = len(set(row.variables.values())) > 1
             yield (
                 self._text_index(prefix + slash),
@@ -155,7 +155,7 @@ class _Graph:
                 *map(self._text_index, (row.op, row.dtype, row.rule or "", row.note)),
                 row.because_row,
                 *map(self._text_index, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
-                self._text_index(plain(", ".join(stated))) if mixed else 0,
+                self._text_index(plain(", ".join(types))) if mixed else 0,
             )
         for kind, ports in (("Input", self.report.inputs), ("Output", self.report.outputs)):
             for port in ports:
@@ -265,18 +265,18 @@ def paths_of(report: ReportData, modules: Sequence[str] = ()) -> list[Path]:
 
     A row without a scope joins its first computed input or, if it only reads weights, its first reader.
     """
-    stated = any(modules)
+    has_modules = any(modules)
     slashed = any("/" in row.name for row in report.rows if row.named)
     paths: list[Path] = []
     unscoped: list[int] = []
     for at, row in enumerate(report.rows):
         body = tuple(part for part in row.scope.split("/") if part)
-        own = tuple(part for part in modules[at].split("/") if part) if stated else _named(row)
-        if not own and (stated or not row.named or (slashed and "/" not in row.name)):
+        inner = tuple(part for part in modules[at].split("/") if part) if has_modules else _named(row)
+        if not inner and (has_modules or not row.named or (slashed and "/" not in row.name)):
             unscoped.append(at)
             source = next((read for read in row.reads if 0 <= read < at and report.rows[read].scope == row.scope), None)
-            own = paths[source][len(body) :] if source is not None else ()
-        path = body + own
+            inner = paths[source][len(body) :] if source is not None else ()
+        path = body + inner
         paths.append(path if len(path) <= _DEEPEST else (*path[: _DEEPEST - 1], "/".join(path[_DEEPEST - 1 :])))
     readers: dict[int, int] = {}
     for at, row in enumerate(report.rows):
@@ -321,11 +321,11 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
                 if len(members) == 1:
                     tree.home[members[0]] = at
                 else:
-                    own = [paths[vertex] for vertex in members]
+                    inner = [paths[vertex] for vertex in members]
                     shared = sum(
-                        1 for _ in takewhile(lambda ends: ends[0] == ends[1], zip(min(own), max(own), strict=False))
+                        1 for _ in takewhile(lambda ends: ends[0] == ends[1], zip(min(inner), max(inner), strict=False))
                     )
-                    waiting.append((tree.add("/".join(own[0][depth:shared]), at), shared, members))
+                    waiting.append((tree.add("/".join(inner[0][depth:shared]), at), shared, members))
     return tree
 
 
@@ -435,15 +435,15 @@ _INPUTS = 4
 def input_shapes(view: View) -> str:
     """Spell the input shapes behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
     inputs = [v for v in view.scopes[MAIN].inputs if view.values[v].tensor is None]
-    stated = [f"{view.value_name(v)} {'×'.join(map(str, shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
+    shapes = [f"{view.value_name(v)} {'×'.join(map(str, shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
     more = [f"{len(inputs) - _INPUTS} more"] if len(inputs) > _INPUTS else []
-    return "with " + ", ".join(stated + more) if stated else ""
+    return "with " + ", ".join(shapes + more) if shapes else ""
 
 
 def module_of(node: NodeProto) -> str:
     """Return the module of a node from the metadata of PyTorch's exporter: "encoder/layers.0"; "" without any."""
-    stated = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
-    names = torch_scopes(stated.get(TORCH_SCOPES, ""))
+    metadata = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
+    names = torch_scopes(metadata.get(TORCH_SCOPES, ""))
     parts: list[str] = []
     before = ""
     for name in filter(None, names[:-1]):  # the last name is the op's own

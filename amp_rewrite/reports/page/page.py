@@ -23,12 +23,12 @@ _CELL, _REMARK = 160, 400
 
 
 def numbers_table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
-    """Return a folded table of the numbers in a chart, for screen readers."""
+    """Return a collapsed table of the numbers in a chart, for screen readers."""
     parts = [element("p", note, class_="lead")] if note else []
-    return folded("Numbers", *parts, table(head, records, right=right))
+    return collapsed("Numbers", *parts, table(head, records, right=right))
 
 
-def folded(name: str, *parts: Element) -> Element:
+def collapsed(name: str, *parts: Element) -> Element:
     return element("details", element("summary", name), *parts, class_="numbers")
 
 

@@ -10,7 +10,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.page.graph import graph, input_shapes
-from amp_rewrite.reports.page.page import Figure, element, folded, short, table
+from amp_rewrite.reports.page.page import Figure, collapsed, element, short, table
 from amp_rewrite.reports.render import count, share, size
 from amp_rewrite.reports.rows import Change, ReportData
 from amp_rewrite.reports.summary import low_types, needs_action, next_command
@@ -67,7 +67,7 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
     if quiet:
         name = count(sum(len(groups[kind]) for kind in quiet), "finding needs", "findings need") + " no action"
         cards = (_finding(kind, groups[kind], "note") for kind in quiet)
-        parts.append(folded(name, element("div", *cards, class_="cards findings")))
+        parts.append(collapsed(name, element("div", *cards, class_="cards findings")))
     lead = f"Inventory of {report.model.name}." if report.inventory else f"{report.model.name} in {report.model.to}."
     return Figure("summary", "Summary", lead, element("div", *parts))
 
@@ -127,7 +127,7 @@ def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
 
 
 _ROWS, _OPEN = 500, 50
-"""Maximum numbers of changes in the table, and in a table that starts unfolded."""
+"""Maximum numbers of changes in the table, and in a table that starts expanded."""
 
 
 def changes_figure(
@@ -162,8 +162,8 @@ def marked_graph(
 ) -> Figure:
     """Return the graph of the newer model with its changes; see `graph`."""
     lead = (
-        f"{short(report.model.name)} from input to output; scopes are unfolded where ops changed. Removed ops"
-        " are only in the table. Choose an op to see what changed, and why."
+        f"{short(report.model.name)} from input to output; scopes are expanded where ops changed. Removed ops"
+        " are only in the table. Select an op to see what changed and why."
     )
     figure = graph(report, view, changes, frozenset(added))
     return Figure(figure.name, "Graph with the changes", lead, figure.drawing, figure.data)

@@ -91,7 +91,7 @@ def test_a_click_on_an_op_shows_its_chain_of_reasons_and_its_list_entry(visit: V
     )
     row = report.rows[at]
     visited = visit(bert_page())
-    find(visited, row.path)  # unfolds the scopes around it
+    find(visited, row.path)  # expands the scopes around it
     visited.page.locator(".details .close").click()
     visited.page.locator(f"[data-part='{at}']").click()
     text = details(visited)
@@ -143,9 +143,9 @@ def test_the_graph_works_with_only_a_keyboard(visit: Visiting) -> None:
     page.keyboard.press("Enter")
     assert "Softmax" in details(visited)
     page.keyboard.press("Escape")
-    assert "Choose an op" in details(visited)
+    assert "Select an op" in details(visited)
     before = page.locator("[data-part]").count()
-    page.keyboard.press("Escape")  # folds the scope around it
+    page.keyboard.press("Escape")  # collapses the scope around it
     assert page.locator("[data-part]").count() < before
     assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
     page.keyboard.press("Enter")
@@ -228,7 +228,7 @@ def hostile() -> Report:
 def walk(visited: Visit, ops: int) -> None:
     """Open all that a page can show; nothing of it may be markup or a script."""
     page = visited.page
-    page.get_by_role("button", name="Unfold all scopes").click()
+    page.get_by_role("button", name="Expand all scopes").click()
     for v in range(ops):
         page.locator(f"[data-part='{v}']").focus()
         page.keyboard.press("Enter")
@@ -286,9 +286,9 @@ def test_a_graph_of_many_ops_stays_small_on_screen(visit: Visiting, named: bool)
     page = visited.page
     assert 0 < page.locator("[data-part]").count() <= 200
     assert legend(visited)["high"] == rows // 10
-    page.get_by_role("button", name="Unfold all scopes").click()
+    page.get_by_role("button", name="Expand all scopes").click()
     assert page.locator("[data-part]").count() < 3000
-    page.get_by_role("button", name="Fold all scopes", exact=True).click()
+    page.get_by_role("button", name="Collapse all scopes", exact=True).click()
     find(visited, "op_17777")
     assert report.rows[17_777].path in details(visited)
     assert page.locator("[data-part='17777']").count() == 1
@@ -367,7 +367,7 @@ def test_keys_visit_changes_in_turn_and_each_is_announced_and_explained(visit: V
 def test_new_items_are_marked_and_new_casts_are_visited_first(visit: Visiting) -> None:
     visited = visit(lowered().to_html())
     page = visited.page
-    page.get_by_role("button", name="Unfold all scopes").click()
+    page.get_by_role("button", name="Expand all scopes").click()
     added = page.locator(".node.changed.alone").first
     assert added.locator(".head").text_content().startswith("+ ")  # type: ignore[union-attr]
     assert added.locator(".box").evaluate("(box) => getComputedStyle(box).strokeDasharray") != "none"

@@ -396,7 +396,7 @@ def test_explain_states_the_types_of_an_inventory_and_of_each_type_variable() ->
     assert str(explained(report, ["n"])).startswith(
         "n (LayerNormalization) is float16 (T float16, U float32): in_list\n"
     )
-    assert str(explained(report, ["#1"])) == "m (Relu) is int64: it computes no float32\n"
+    assert str(explained(report, ["#1"])) == "m (Relu) is int64: it does not compute in float32\n"
 
 
 def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:

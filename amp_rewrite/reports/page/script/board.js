@@ -11,8 +11,8 @@ class Board {
     this.castAt = this.changeAt = this.hitAt = -1;
     this.hits = [];
     this.build();
-    if (M.changes.size) M.unfoldUpTo(Board.CHANGED, (s) => M.changedIn[s] > 0);
-    M.unfoldUpTo(Board.FEW);
+    if (M.changes.size) M.expandUpTo(Board.CHANGED, (s) => M.changedIn[s] > 0);
+    M.expandUpTo(Board.FEW);
     view.draw();
     view.fit(false);
     let width = host.clientWidth;
@@ -59,7 +59,7 @@ class Board {
     for (let v = 0; text && v < M.number; v++) {
       if (like[M.ops.op[v]] || M.nameOf(v).toLowerCase().includes(text)) this.hits.push(v);
     }
-    this.found.textContent = text ? plural(this.hits.length, "hit") : "";
+    this.found.textContent = text ? plural(this.hits.length, "match", "matches") : "";
   }
   pressInSearch(event) {
     if (event.key === "Enter") {
@@ -88,8 +88,8 @@ class Board {
     this.found = make("span", { class: "found", "aria-live": "polite" });
     this.search.addEventListener("input", () => { clearTimeout(this.pause); this.pause = setTimeout(() => this.find(), 120); });
     this.search.addEventListener("keydown", (event) => this.pressInSearch(event));
-    const all = (unfold) => {
-      if (!M.openAll(unfold, Board.MANY)) this.status.textContent = "too many ops to unfold all at once; only the first scopes are unfolded";
+    const all = (expand) => {
+      if (!M.openAll(expand, Board.MANY)) this.status.textContent = "too many ops to expand all at once; only the first scopes are expanded";
       view.draw();
       view.fit(false);
     };
@@ -97,7 +97,7 @@ class Board {
       this.search, this.found,
       this.changed.length ? button("next change", "Go to the next change", () => this.nextChange(1)) : null,
       button("next Cast", "Go to the next Cast", () => this.nextCast(1)),
-      button("unfold all", "Unfold all scopes", () => all(true)), button("fold all", "Fold all scopes", () => all(false)),
+      button("expand all", "Expand all scopes", () => all(true)), button("collapse all", "Collapse all scopes", () => all(false)),
       button("+", "Zoom in", () => view.zoom(1.25)), button("−", "Zoom out", () => view.zoom(0.8)),
       button("fit", "Fit the graph", () => view.fit(true)));
     const pane = make("div", { role: "group", "aria-label": "Graph" }, view.keys, make("div", { class: "stage" }, view.frame, view.details.box));

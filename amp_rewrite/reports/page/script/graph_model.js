@@ -59,7 +59,7 @@ class GraphModel {
     return this.ops.name[p] === this.label(p) ? "" : this.ops.name[p];
   }
   describe(p) {
-    if (p >= this.number) return `scope ${this.label(p)}, ${this.below(p)}, ${this.isOpen(p) ? "unfolded" : "folded"}`;
+    if (p >= this.number) return `scope ${this.label(p)}, ${this.below(p)}, ${this.isOpen(p) ? "expanded" : "collapsed"}`;
     const rule = this.word("rule", p), changes = (this.changes.get(p) || []).map((c) => this.changeWords(c));
     return [`${this.label(p)} ${this.nameOf(p)}`, this.word("dtype", p), rule, ...changes].filter(Boolean).join(", ");
   }
@@ -108,8 +108,8 @@ class GraphModel {
   }
   size(s) { return this.sizes[s]; }
 
-  // -- folding -------------------------------------------------------------------------------------
-  fold() {
+  // -- collapsing ----------------------------------------------------------------------------------
+  collapse() {
     this.top[0] = -1;
     for (let s = 1; s < this.top.length; s++) {
       const above = this.top[this.scopes.parent[s]];
@@ -117,14 +117,14 @@ class GraphModel {
     }
   }
   shownAs(v) { const top = this.top[this.ops.scope[v]]; return top === -1 ? v : this.number + top; }
-  /** Open the scopes around a vertex; return true if any was folded. */
+  /** Open the scopes around a vertex; return true if any was collapsed. */
   openAround(v) {
     let changed = false;
     for (let s = this.ops.scope[v]; s > 0; s = this.scopes.parent[s]) if (!this.open.has(s)) { this.open.add(s); changed = true; }
     return changed;
   }
-  /** Unfold the eligible scopes, the smallest first, while the drawing stays small; show at smallest eight parts. */
-  unfoldUpTo(most, eligible = () => true) {
+  /** Expand the eligible scopes, the smallest first, while the drawing stays small; show at least eight parts. */
+  expandUpTo(most, eligible = () => true) {
     const { number } = this, size = (p) => this.parts[p - number].length;
     const shown = [number];
     for (let i = 0; i < shown.length; i++) if (this.isOpen(shown[i])) shown.push(...this.parts[shown[i] - number]);
@@ -137,11 +137,11 @@ class GraphModel {
       closed = closed.filter((p) => p !== smallest).concat(this.parts[smallest - number].filter((p) => p >= number && eligible(p - number)));
     }
   }
-  /** Fold all scopes, or unfold them from the outside up to `most` parts; return true if all are unfolded. */
-  openAll(unfold, most) {
+  /** Collapse all scopes, or expand them from the outside up to `most` parts; return true if all are expanded. */
+  openAll(expand, most) {
     this.open.clear();
     this.open.add(0);
-    if (!unfold) return true;
+    if (!expand) return true;
     let shown = this.parts[0].length, s = 1;
     for (; s < this.top.length && shown < most; s++) if (this.open.has(this.scopes.parent[s])) { this.open.add(s); shown += this.parts[s].length; }
     return shown < most;

@@ -69,7 +69,7 @@ class GraphView {
   }
   draw() {
     const { M, layout, nodes } = this;
-    M.fold();
+    M.collapse();
     nodes.clear();
     this.total = layout.whole();
     this.frame.style.setProperty("--tall", `${Math.round(this.total.h + 60)}px`);
@@ -142,7 +142,7 @@ class GraphView {
     if (!silent) this.nodes.get(p).focus({ preventScroll: true });
   }
   back() { if (this.nodes.has(this.current)) this.nodes.get(this.current).focus({ preventScroll: true }); }
-  /** Fold or unfold a scope without moving it. */
+  /** Collapse or expand a scope without moving it. */
   toggle(s) {
     const { M, view } = this, here = this.active, opened = !M.open.has(s), box = this.layout.boxes.get(M.number + s);
     const at = box ? { x: box.x * view.k + view.x, y: box.y * view.k + view.y } : null;
@@ -152,10 +152,10 @@ class GraphView {
     if (at && now) { view.x += at.x - (now.x * view.k + view.x); view.y += at.y - (now.y * view.k + view.y); }
     this.show();
     if (this.nodes.has(M.number + s)) this.focus(M.number + s, !here);
-    this.details.say(`${opened ? "unfolded" : "folded"} ${this.M.scopes.name[s]}`);
+    this.details.say(`${opened ? "expanded" : "collapsed"} ${this.M.scopes.name[s]}`);
   }
   act(p) { if (p >= this.M.number) this.toggle(p - this.M.number); else this.details.showOp(p); }
-  /** Unfold the scopes around an op, or around its first reader if it is not drawn; return the visible op. */
+  /** Expand the scopes around an op, or around its first reader if it is not drawn; return the visible op. */
   reveal(v) {
     const { M } = this, here = this.active, target = M.drawn(v) ? v : (M.readers[v] || []).find((r) => M.drawn(r)) ?? v;
     if (M.openAround(target)) this.draw();
