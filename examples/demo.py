@@ -38,10 +38,10 @@ TOLERANCE = 1e-2
 """Largest allowed error, relative to the output's largest magnitude."""
 
 HARD = {
-    "llama_outlier": "Llama, 70 000 in its residual stream",
-    "t5_outlier": "T5, 90 000 in its residual stream",
-    "vae_decoder": "VAE decoder, activations of 100 000",
-    "large_logits": "classifier, logits of 90 000",
+    "llama_outlier": "Llama, 70,000 in its residual stream",
+    "t5_outlier": "T5, 90,000 in its residual stream",
+    "vae_decoder": "VAE decoder, activations of 100,000",
+    "large_logits": "classifier, logits of 90,000",
     "offset_norm": "instance norm of 3000 ± 0.5",
     "masked_rows": "attention with a fully masked row",
     "far_rotary": "rotary positions up to 8191",

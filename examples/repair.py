@@ -2,7 +2,7 @@
 
     python examples/repair.py [NAME]
 
-NAME is a model in `tests/support/hard_models.py`. The default, `llama_outlier`, is a small decoder that writes 70 000
+NAME is a model in `tests/support/hard_models.py`. The default, `llama_outlier`, is a small decoder that writes 70,000
 into one channel of its residual stream, as trained decoders do. The script prints each command, then runs it.
 docs/evidence/hard_models.md lists all models; docs/how-to/repair.md describes the repair.
 """

@@ -1,6 +1,6 @@
 """Architectures at real widths and lengths: two layers of each, with weights that spread as those of trained models do.
 
-Widths are those of models that people run: 768 to 4096 channels, vocabularies of 30 000 and more, 512 to 2048 tokens,
+Widths are those of models that people run: 768 to 4096 channels, vocabularies of 30,000 and more, 512 to 2048 tokens,
 images of 224 to 640. Two layers keep a model within memory; what goes wrong in one layer goes wrong in all.
 """
 

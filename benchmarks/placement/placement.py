@@ -1,4 +1,4 @@
-"""Seconds and Casts of painting and placing graphs of 50 000 ops.
+"""Seconds and Casts of painting and placing graphs of 50,000 ops.
 
     python benchmarks/run.py placement [--ops 50000]
 

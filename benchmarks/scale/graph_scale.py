@@ -2,7 +2,7 @@
 
     python benchmarks/run.py graph_scale [--ops 10000 100000 1000000] [--shapes chain skips] [--before CHECKOUT]
 
-The graphs are those of `placement`; beyond 100 000 ops the first shape alone. Each is converted and saved in a process
+The graphs are those of `placement`; beyond 100,000 ops the first shape alone. Each is converted and saved in a process
 of its own, without a check, by this state of the package and by the commit in CHECKOUT, in turns. Time is the processor
 seconds of the better of two rounds, memory the higher peak.
 """

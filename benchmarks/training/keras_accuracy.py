@@ -3,7 +3,7 @@
     KERAS_BACKEND=torch python benchmarks/run.py keras_accuracy [--models guide cnn] [--seeds 5] [--epochs 8]
 
 Needs keras, torch, onnxscript and scikit-learn, and tensorflow for its backend. The models are the guide's network,
-with layers of 256, and a CNN with BatchNormalization and Dropout. The data are scikit-learn's 1 797 digits, of which
+with layers of 256, and a CNN with BatchNormalization and Dropout. The data are scikit-learn's 1,797 digits, of which
 360 are held out. A seed gives weights and order. Keras trains in float32; here both policies start from the weights of
 Keras, and train by the lines of the guide. On a CPU float16 is emulated. The spread is the standard deviation over
 seeds.

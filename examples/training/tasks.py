@@ -17,7 +17,7 @@ from digits import load
 from amp_rewrite.train import SGD, Adam, Optimizer, Trainer, training_step
 
 MODELS = Path(__file__).parent / "models"
-TEXT = Path(__file__).parents[2] / "LICENSE"  # 11 000 letters of English in this repository
+TEXT = Path(__file__).parents[2] / "LICENSE"  # 11,000 letters of English in this repository
 CONTEXT = 32
 Batch = dict[str, np.ndarray]
 

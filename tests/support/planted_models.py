@@ -1,4 +1,4 @@
-"""The exported models of tests/models with an outlier: one product in the middle of each writes 70 000 into a sum.
+"""The exported models of tests/models with an outlier: one product in the middle of each writes 70,000 into a sum.
 
 Only the weights of that product are scaled. Trained models have such products in their residual streams; models with
 random weights do not.
