@@ -6,12 +6,12 @@ PAIRS = {
     "of one shape": ((3, 4), (3, 4)),
     "one row for all": ((3, 4), (4,)),
     "one column for all": ((3, 1), (3, 4)),
-    "each along another axis": ((1, 4), (3, 1)),
+    "each along a different axis": ((1, 4), (3, 1)),
     "a number": ((), (2, 3)),
     "a dim of 1 in both": ((2, 1, 3), (1, 3)),
     "more axes on the right": ((4,), (2, 3, 4)),
-    "an axis of no elements": ((0, 4), (1, 4)),
-    "no elements from a dim of 1": ((2, 1), (2, 0)),
+    "an empty axis": ((0, 4), (1, 4)),
+    "an empty result from a dim of 1": ((2, 1), (2, 0)),
 }
 SOME_PAIRS = dict(list(PAIRS.items())[1:4])
 BINARY = {
@@ -43,7 +43,7 @@ UNARY = {
     "Relu": lambda t, x: x.relu(),
     "LeakyRelu": lambda t, x: t.nn.functional.leaky_relu(x, 0.01),
     "Elu": lambda t, x: t.nn.functional.elu(x),
-    # The standard states both constants in float32, torch in float64.
+    # The standard defines both constants in float32, torch in float64.
     "Selu": lambda t, x: 1.05070102214813232421875 * t.nn.functional.elu(x, 1.67326319217681884765625),
     "ThresholdedRelu": lambda t, x: t.nn.functional.threshold(x, 1.0, 0.0),
     "HardSigmoid": None,
@@ -72,16 +72,16 @@ CASES = (
 
     *(Case(f"{op} of no elements", f"y={op}(x)", {"x": (2, 0)}) for op in ("Relu", "Gelu", "Exp")),
 
-    # The standard states 1/6 in float32.
+    # The standard defines 1/6 in float32.
     Case("HardSwish", "y=HardSwish(x)", {"x": (3, 5)}, low=-4, high=4, close=2**-20),
     Case("Gelu", "y=Gelu(x)", {"x": (3, 5)}, low=-4, high=4, constants={"r": 2**0.5, "one": 1.0, "half": 0.5},
          meaning="d=Div(x,r);e=Erf(d);p=Add(e,one);q=Mul(p,half);y=Mul(x,q)"),
     Case("Gelu, tanh", "y=Gelu[approximate=tanh](x)", {"x": (3, 5)}, low=-4, high=4),
     Case("LeakyRelu, steep", "y=LeakyRelu[alpha=0.25](x)", {"x": (3, 5)}),
-    Case("Elu of another alpha", "y=Elu[alpha=0.5](x)", {"x": (3, 5)}),
-    Case("Selu of other numbers", "y=Selu[alpha=1.5,gamma=0.75](x)", {"x": (3, 5)}),
+    Case("Elu with another alpha", "y=Elu[alpha=0.5](x)", {"x": (3, 5)}),
+    Case("Selu with other constants", "y=Selu[alpha=1.5,gamma=0.75](x)", {"x": (3, 5)}),
     Case("Celu", "y=Celu(x)", {"x": (3, 5)}, single=True, meaning="y=Elu(x)"),
-    Case("Celu of another alpha", "y=Celu[alpha=0.5](x)", {"x": (3, 5)}, constants={"a": 0.5},
+    Case("Celu with another alpha", "y=Celu[alpha=0.5](x)", {"x": (3, 5)}, constants={"a": 0.5},
          single=True, meaning="d=Div(x,a);e=Elu(d);y=Mul(e,a)"),
     *(
         Case(f"{op} and the input itself", f"f={op}(x);y=Add(f,x)", {"x": (3, 5)})
@@ -97,14 +97,14 @@ CASES = (
     Case("Mean of three", "y=Mean(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
     Case("Where", "y=Where(c,a,b)", {"c": (3, 1), "a": (4,), "b": (3, 4)}, types={"c": "bool"},
          values={"c": [[1], [0], [1]]}, torch=lambda t, c, a, b: t.where(c, a, b)),
-    Case("Where that broadcasts by its condition", "y=Where(c,a,b)", {"c": (3, 4), "a": (), "b": (4,)},
+    Case("Where with a broadcasting condition", "y=Where(c,a,b)", {"c": (3, 4), "a": (), "b": (4,)},
          types={"c": "bool"}, values={"c": [[1, 0, 0, 1]] * 3}, torch=lambda t, c, a, b: t.where(c, a, b)),
     Case("Clip to a constant range", "y=Clip(x,l,h)", {"x": (3, 5)}, constants={"l": -0.5, "h": 0.75}),
     Case("Clip from below", "y=Clip(x,l)", {"x": (3, 5)}, constants={"l": -0.5}),
     Case("Clip from above", "y=Clip(x,,h)", {"x": (3, 5)}, constants={"h": 0.5}),
 
     Case("Clip to computed bounds", "y=Clip(x,l,h)", {"x": (3, 5), "l": (), "h": ()}, values={"l": -0.5, "h": 0.75}),
-    Case("Clip to bounds that cross", "y=Clip(x,l,h)", {"x": (3, 5), "l": (), "h": ()}, values={"l": 0.5, "h": -0.75}),
+    Case("Clip to crossed bounds", "y=Clip(x,l,h)", {"x": (3, 5), "l": (), "h": ()}, values={"l": 0.5, "h": -0.75}),
     Case("a square", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 2.0}, torch=lambda t, x: x**2),
     Case("a square by an integer", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": [2]}, torch=lambda t, x: x**2),
     Case("a cube", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 3.0}, torch=lambda t, x: x**3),

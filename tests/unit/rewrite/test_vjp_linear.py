@@ -11,7 +11,7 @@ SIZES = dict(zip("bhijkl", (2, 3, 3, 4, 2, 5), strict=True))
 
 
 def einsum(equation: str, *shapes: tuple[int, ...], name: str = "") -> Case:
-    """An Einsum of operands a, b, c."""
+    """Return a case of an Einsum of operands a, b, c."""
     terms = equation.replace(" ", "").split("->")[0].split(",")
     dims = shapes or [tuple(SIZES[label] for label in term) for term in terms]
     operands = dict(zip("abc", dims, strict=False))
@@ -24,20 +24,20 @@ X = {"x": (1, 2, 4, 4)}
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
-def by_scales(words: str, *scales: float, name: str = "", **also: object) -> Case:
+def by_scales(settings: str, *scales: float, name: str = "", **options: object) -> Case:
     return Case(
-        name or f"{words}, {scales}",
-        f"y=Resize[{words}](x,,s)",
+        name or f"{settings}, {scales}",
+        f"y=Resize[{settings}](x,,s)",
         X,
         constants={"s": [1.0, 1.0, *scales]},
         linear=True,
-        **also,
+        **options,
     )  # type: ignore[arg-type]
 
 
-def by_sizes(words: str, *sizes: int, **also: object) -> Case:
+def by_sizes(mode: str, *sizes: int, **options: object) -> Case:
     return Case(
-        f"{words}, to {sizes}", f"y=Resize[{words}](x,,,z)", X, constants={"z": [1, 2, *sizes]}, linear=True, **also
+        f"{mode}, to {sizes}", f"y=Resize[{mode}](x,,,z)", X, constants={"z": [1, 2, *sizes]}, linear=True, **options
     )  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ PRODUCTS = {
     "matrix by matrix": ((3, 4), (4, 2)),
     "batch by batch": ((2, 3, 4), (2, 4, 2)),
     "one matrix by a batch": ((3, 4), (2, 4, 2)),
-    "batches that broadcast": ((2, 1, 3, 4), (5, 4, 2)),
+    "broadcast batches": ((2, 1, 3, 4), (5, 4, 2)),
     "vector by vector": ((4,), (4,)),
     "vector by matrix": ((4,), (4, 2)),
     "matrix by vector": ((3, 4), (4,)),
@@ -88,7 +88,7 @@ CASES = (
     by_scales("mode=linear", 0.5, 0.75, name="linear, smaller"),
     by_sizes("mode=linear,coordinate_transformation_mode=align_corners", 5, 6),
     by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6),
-    by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic without an outside"),
+    by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic with exclude_outside"),
     *(by_scales(f"mode={mode},antialias=1", 0.5, 0.75) for mode in ("linear", "cubic")),
     Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}),
     Case("one axis of three", "y=Resize[mode=linear](x,,s)", {"x": (2, 2, 3)}, constants={"s": [1.0, 1.0, 2.0]}),
@@ -105,7 +105,7 @@ CASES = (
         Case(f"Gemm with C of {c}", "y=Gemm(a,b,c)", {"a": (3, 4), "b": (4, 2), "c": c})
         for c in ((), (1,), (3, 1), (1, 2), (3, 2))
     ),
-    Case("Gemm of no rows", "y=Gemm(a,b,c)", {"a": (0, 4), "b": (4, 2), "c": (2,)}),
+    Case("Gemm without rows", "y=Gemm(a,b,c)", {"a": (0, 4), "b": (4, 2), "c": (2,)}),
     Case("one matrix in two products", "h=MatMul(x,w);y=MatMul(h,w)", {"x": (3, 4), "w": (4, 4)}),
 )  # fmt: skip
 
@@ -129,14 +129,13 @@ def test_a_resize_that_keeps_its_aspect_ratio_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_fed_scales_give_the_gradient_of_constant_ones(mode: str) -> None:
-    text = """<ir_version: 10, opset_import: ["": 20]> net (float[{dims}] x{fed}) => (float loss) {constant} {{
+    text = """<ir_version: 10, opset_import: ["": 20]> net (float[{dims}] x{more}) => (float loss) {constant} {{
       y = Resize <mode = "{mode}"> (x, , s)  q = Mul (y, y)  loss = ReduceSum <keepdims = 0> (q) }}"""
-    fed = text.format(dims="1,1,H,W", fed=", float[4] s", constant="", mode=mode)
-    known = text.format(dims="1,1,3,4", fed="", constant="<float[4] s = {1, 1, 2, 1.5}>", mode=mode)
+    from_input = text.format(dims="1,1,H,W", more=", float[4] s", constant="", mode=mode)
+    constant = text.format(dims="1,1,3,4", more="", constant="<float[4] s = {1, 1, 2, 1.5}>", mode=mode)
     feeds = {"x": np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4), "s": np.array([1, 1, 2, 1.5], np.float32)}
-    found = [
+    grads = [
         run_float32(gradients(onnx.parser.parse_model(model), "loss", ["x"]).to_proto(), read, ["x_grad"])[0]
-        for model, read in ((fed, feeds), (known, {"x": feeds["x"]}))
+        for model, read in ((from_input, feeds), (constant, {"x": feeds["x"]}))
     ]
-
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    np.testing.assert_allclose(grads[0], grads[1], rtol=1e-6)

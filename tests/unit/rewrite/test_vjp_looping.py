@@ -66,8 +66,8 @@ def branching(name: str, text: str, c: bool, d: bool = True, outputs: tuple[str,
     nested = {"d": ()} if "(d)" in text else {}
     shapes = {"a": (3,), "b": (3,), "c": (), **nested}
     kinds = {"c": "bool", "d": "bool"}
-    told = "" if not nested else f", {d}"
-    return Case(f"{name}, {c}{told}", "", shapes, text=text, types=kinds, values={"c": c, "d": d}, outputs=outputs)
+    suffix = "" if not nested else f", {d}"
+    return Case(f"{name}, {c}{suffix}", "", shapes, text=text, types=kinds, values={"c": c, "d": d}, outputs=outputs)
 
 
 TANH = """
@@ -76,11 +76,11 @@ last, y = Scan <num_scan_inputs = 1, body = step (float[2,3] h, float[2,3] s) =>
 }> (h0, x)
 """
 BACKWARDS = TANH.replace("num_scan_inputs = 1", "num_scan_inputs = 1, scan_input_directions = [1]")
-TURNED = TANH.replace(
+OTHER_AXES = TANH.replace(
     "num_scan_inputs = 1",
     "num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [-1], scan_output_directions = [1]",
 )
-HANDED_ON = """
+SWAPPED = """
 p, q, y = Scan <num_scan_inputs = 1, body = step (float[3] a, float[3] b, float[3] s)
   => (float[3] b_on, float[3] n, float[3] z) {
   b_on = Identity (b)  n = Mul (a, s)  z = Add (n, w)
@@ -111,7 +111,7 @@ last, y = Loop (, yes, h0) <body = step (int64 i, bool go, float[3] h) => (bool 
   n = Mul (h, w)  z = Sin (n)  size = ReduceSum <keepdims = 0> (n)  on = Less (size, limit)
 }>
 """
-COUNTS_BESIDE = """
+WITH_COUNTER = """
 last, k, y = Loop (trips, yes, h0, zero) <body = step (int64 i, bool go, float[3] h, int64 c)
   => (bool on, float[3] n, int64 d, float[3] z) {
   on = Identity (go)  r = Gather (x, c)  n = Mul (h, r)  d = Add (c, one)  z = Neg (n)
@@ -146,11 +146,11 @@ y, all = Loop (trips, yes, h0, empty) <body = step (int64 i, bool go, float[3] h
   on = Identity (go)  k = SequenceLength (s)  f = Cast <to = 1> (k)  n = Mul (h, f)  t = SequenceInsert (s, n)
 }>
 """
-KEPT_BESIDE = SEQUENCE.replace("f = Cast <to = 1> (k)  n = Mul (h, f)", "n = Mul (h, h)")
+UNUSED_SEQUENCE = SEQUENCE.replace("f = Cast <to = 1> (k)  n = Mul (h, f)", "n = Mul (h, h)")
 
 MATRIX = {"h0": (2, 3), "x": (4, 2, 3), "w": (3, 3)}
 VECTOR = {"h0": (3,), "x": (4, 3), "w": (3,)}
-TOLD = {"trips": (), "yes": ()}
+CONTROL = {"trips": (), "yes": ()}
 
 
 TYPES = {"trips": "int", "yes": "bool", "zero": "int", "one": "int"}
@@ -174,22 +174,22 @@ CASES = (
     *(branching("two branches", TWO, c) for c in (True, False)),
     *(branching("a branch in a branch", INNER, c, d) for c, d in ((True, True), (True, False))),
     *(branching("one result of several", SEVERAL, c, outputs=("z",)) for c in (True, False)),
-    *(branching("a value that is used outside, too", USED_OUTSIDE, c) for c in (True, False)),
+    *(branching("a value with readers outside", USED_OUTSIDE, c) for c in (True, False)),
     case("Scan", TANH, MATRIX),
-    case("Scan, what its steps gave", TANH, MATRIX, ("y",)),
-    case("Scan from the back", BACKWARDS, MATRIX),
-    case("Scan along other axes", TURNED, {**MATRIX, "x": (2, 4, 3)}),
-    case("Scan whose states change places", HANDED_ON, {**VECTOR, "g0": (3,)}, ("p", "q", "y")),
-    case("Scan by what its body reads", HANDED_ON, {**VECTOR, "g0": (3,)}, ("y",), wrt=("w",)),
-    case("Scan that gives equal values", TWICE, VECTOR, ("last", "y", "z"), wrt=("h0", "x")),
+    case("Scan, only its stacked output", TANH, MATRIX, ("y",)),
+    case("Scan in reverse", BACKWARDS, MATRIX),
+    case("Scan along other axes", OTHER_AXES, {**MATRIX, "x": (2, 4, 3)}),
+    case("Scan with swapped states", SWAPPED, {**VECTOR, "g0": (3,)}, ("p", "q", "y")),
+    case("Scan by a captured value", SWAPPED, {**VECTOR, "g0": (3,)}, ("y",), wrt=("w",)),
+    case("Scan with equal outputs", TWICE, VECTOR, ("last", "y", "z"), wrt=("h0", "x")),
     case("Scan without a state", WITHOUT_STATE, {"x": (4, 3), "w": (4, 3)}, ("y",)),
     case("Scan in a Scan", IN_A_SCAN, {"h0": (3,), "x": (2, 4, 3), "w": (3,)}),
     case("Scan in a branch", IN_A_BRANCH, {**VECTOR, "yes": ()}, ("y",)),
-    case("Loop", COUNTED, {**VECTOR, **TOLD}),
+    case("Loop", COUNTED, {**VECTOR, **CONTROL}),
     case("Loop until a condition", BY_CONDITION, {"h0": (3,), "w": (3,), "yes": (), "limit": ()}, wrt=("h0", "w"),
          low=1.5, high=2),
     case("Scan that only adds", ADDS, VECTOR, ("last",)),
-    case("Loop that counts beside", COUNTS_BESIDE, {"h0": (3,), "x": (4, 3), **TOLD, "zero": (), "one": ()}),
+    case("Loop with a counter", WITH_COUNTER, {"h0": (3,), "x": (4, 3), **CONTROL, "zero": (), "one": ()}),
     Case("a body for a norm in a branch", "", {"x": (2, 3), "s": (3,), "m": (3,), "v": (3,), "c": ()}, wrt=("x", "s"),
          text=NORMED, types={"c": "bool"}, values={"c": True}, low=0.5, single=True),
     Case("a body for a loss in a Scan", "", {"h0": (), "x": (3, 4, 5), "w": (5, 3), "labels": (4,)}, text=SCORED,
@@ -247,14 +247,14 @@ y = If (yes) <
     ids=["random numbers in a loop", "random numbers in a branch", "a sequence"],
 )
 def test_bodies_that_cannot_be_recomputed_are_refused(text: str, node: str, fact: str) -> None:
-    shapes = {"h0": (3,), "yes": ()} if text == DRAWN else {"h0": (3,), **TOLD}
+    shapes = {"h0": (3,), "yes": ()} if text == DRAWN else {"h0": (3,), **CONTROL}
     with pytest.raises(GradientError) as caught:
         gradients(case("", text, shapes, ("y",)).model(20), "loss", ["h0"])
     assert str(caught.value) == f"node '{node}' ({node.partition('_')[0]}): {fact}"
 
 
 def test_an_unrelated_sequence_in_a_loop_is_no_obstacle() -> None:
-    kept = case("", KEPT_BESIDE, {"h0": (3,), **TOLD}, ("y",))
-    weight = numpy_helper.to_array(kept.model(20).graph.initializer[0])
-    (found,) = run_float32(gradients(kept.model(20), "loss", ["h0"]).to_proto(), kept.feed(), ["h0_grad"])
-    np.testing.assert_allclose(found, weight * 8 * kept.feed()["h0"] ** 7, rtol=1e-6)  # of h⁸
+    unused = case("", UNUSED_SEQUENCE, {"h0": (3,), **CONTROL}, ("y",))
+    weight = numpy_helper.to_array(unused.model(20).graph.initializer[0])
+    (gradient,) = run_float32(gradients(unused.model(20), "loss", ["h0"]).to_proto(), unused.feed(), ["h0_grad"])
+    np.testing.assert_allclose(gradient, weight * 8 * unused.feed()["h0"] ** 7, rtol=1e-6)  # of h⁸

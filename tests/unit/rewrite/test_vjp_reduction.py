@@ -41,13 +41,13 @@ CASES = (
         for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceProd")
     ),
     *(
-        Case(f"{op} over axes that are fed", f"y={op}(x,axes)", {"x": SHAPE, "axes": (2,)}, types={"axes": "int"},
+        Case(f"{op} over axes from an input", f"y={op}(x,axes)", {"x": SHAPE, "axes": (2,)}, types={"axes": "int"},
              values={"axes": [0, -1]}, low=0.5)
         for op in OPS
     ),
-    *(Case(f"{op} of no rows", f"y={op}(x,axes)", {"x": (0, 3)}, constants={"axes": [1]}) for op in
+    *(Case(f"{op} without rows", f"y={op}(x,axes)", {"x": (0, 3)}, constants={"axes": [1]}) for op in
       ("ReduceSum", "ReduceMean")),
-    Case("ReduceSum over nothing", "q=Mul(x,x);y=ReduceSum(q,axes)", {"x": (0, 3)}, constants={"axes": [0]}),
+    Case("ReduceSum over an empty axis", "q=Mul(x,x);y=ReduceSum(q,axes)", {"x": (0, 3)}, constants={"axes": [0]}),
     *(
         Case(f"ReduceProd with {n} zeros", "y=ReduceProd(x,axes)", {"x": (n + 1, 3)}, constants={"axes": [1]},
              values={"x": [[0.0] * min(k, 3) + [2.0, 3.0, 0.5][k:] for k in range(n + 1)]})

@@ -1,4 +1,4 @@
-"""The table of gradient rules as a whole: every row has a case, and what rows append runs on a GPU."""
+"""The table of gradient rules as a whole: every row has a case, and appended nodes have GPU kernels."""
 
 import re
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ MODULES = (path.stem for path in sorted(Path(__file__).parent.glob("test_vjp_*.p
 FAMILIES = tuple(import_module(f"unit.rewrite.{name}") for name in MODULES)
 OPSET = 20
 
-LAST_ENTRY_GOES_ON = {"Slice"}
-"""Rows whose last entry, a Stop, stands for all further inputs, too."""
+LAST_ENTRY_REPEATS = {"Slice"}
+"""Rows with a last entry, a Stop, for all further inputs."""
 
 NO_KERNEL = {
-    "no cuda kernel for Constant",  # folded before anything runs
-    "no cuda kernel for Sinh",  # of Cosh, which has none itself
+    "no cuda kernel for Constant",  # folded before a run
+    "no cuda kernel for Sinh",  # from Cosh, which does not have a kernel either
     "no cuda kernel for Cosh",
     # Shapes and positions, which onnxruntime computes on the CPU.
     "no cuda kernel for ReduceProd with T=tensor(int64)",
@@ -41,7 +41,7 @@ def test_a_row_has_an_entry_for_every_input_of_the_schema(kind: str) -> None:
     row, schema = VJPS[kind], onnx.defs.get_schema(kind, onnx.defs.onnx_opset_version())
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     formals = [p for p in schema.inputs if p.option != variadic]
-    assert len(row.inputs) >= len(formals) or kind in LAST_ENTRY_GOES_ON
+    assert len(row.inputs) >= len(formals) or kind in LAST_ENTRY_REPEATS
     assert all(callable(e) or isinstance(e, (Joint, Stop)) for e in row.inputs)
 
 
@@ -59,10 +59,10 @@ def every_node(case: Case) -> Iterator[onnx.NodeProto]:
 
 
 NO_FLOAT16 = {
-    "Celu",  # nor has the standard
-    "Celu of another alpha",
-    "MeanVarianceNormalization",  # its function body holds float32 constants
-    "ScatterElements that adds",  # the model itself has no CPU kernel
+    "Celu",  # not in the standard either
+    "Celu with another alpha",
+    "MeanVarianceNormalization",  # its function body has float32 constants
+    "ScatterElements that adds",  # no CPU kernel for the model itself
     "ScatterElements, the max",
     "ScatterElements, the min",
     "ScatterND that adds",
@@ -76,23 +76,23 @@ def test_gradients_of_a_float16_model_are_float16(family: object) -> None:
     cases = (case for case in family.CASES if case.name not in NO_FLOAT16)  # type: ignore[attr-defined]
     for case in {frozenset(node.op_type for node in every_node(case)): case for case in cases}.values():
         model = retyped(case.model(case.opsets[-1]), onnx.TensorProto.FLOAT16)
-        made = gradients(model, "loss", case.parameters).to_proto()
-        onnx.checker.check_model(made, full_check=True)
+        after = gradients(model, "loss", case.parameters).to_proto()
+        onnx.checker.check_model(after, full_check=True)
         feed = {n: a.astype(np.float16) if a.dtype == np.float32 else a for n, a in case.feed().items()}
-        found = run_float32(made, feed, [f"{name}_grad" for name in case.parameters])
-        assert {a.dtype for a in found} == {np.dtype(np.float16)}, case.name
-        assert all(np.isfinite(a).all() for a in found), case.name
+        grads = run_float32(after, feed, [f"{name}_grad" for name in case.parameters])
+        assert {a.dtype for a in grads} == {np.dtype(np.float16)}, case.name
+        assert all(np.isfinite(a).all() for a in grads), case.name
 
 
-@pytest.mark.parametrize("judge", [check_along_a_line, pytest.param(check_against_torch, marks=pytest.mark.torch)])
-def test_a_wrong_rule_is_noticed(judge: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    if judge is check_against_torch:
+@pytest.mark.parametrize("check", [check_along_a_line, pytest.param(check_against_torch, marks=pytest.mark.torch)])
+def test_a_wrong_rule_is_noticed(check: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    if check is check_against_torch:
         pytest.importorskip("torch")
     case = Case("Tanh", "y=Tanh(x)", {"x": (2, 3)}, torch=lambda t, x: x.tanh())
-    judge(case)  # type: ignore[operator]
+    check(case)  # type: ignore[operator]
     monkeypatch.setitem(VJPS, "Tanh", row(lambda v, slot: v.do("Mul", v.g, v.do("Sub", 1.0, v.y()))))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=r"Not equal to tolerance|^x"):
-        judge(case)  # type: ignore[operator]
+        check(case)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
@@ -100,23 +100,23 @@ def test_appended_ops_have_cuda_kernels(family: object) -> None:
     refused = {}
     for case in family.CASES:  # type: ignore[attr-defined]
         if OPSET in case.opsets:
-            made = gradients(case.model(OPSET), "loss", case.parameters)
+            after = gradients(case.model(OPSET), "loss", case.parameters)
             for dtype in ("float", "float16"):
-                refused.update(dict.fromkeys(refusals(made, dtype), case.name))
+                refused.update(dict.fromkeys(refusals(after, dtype), case.name))
     assert refused.keys() <= NO_KERNEL, refused
 
 
 def refusals(model: Model, dtype: str) -> Iterator[str]:
-    """What the kernel table has against the appended nodes, float32 read as `dtype`."""
+    """Yield the kernel table's refusals of appended nodes, with `dtype` in place of float32."""
     view, kernels = View.of(model), load_kernels()
     for op in view.ops:
         if op.signature is None or op.bodies or not op.node.name.startswith(("backward/", "batch_norm/")):
             continue
         names = {v.name: v.type.dtype.onnx_name for v in view.variables[op.id] if v.type and v.type.dtype}
         types = {name: f"tensor({dtype if kind == 'float' else kind})" for name, kind in names.items()}
-        said = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
-        if said is not None:
-            yield said
+        refusal = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        if refusal is not None:
+            yield refusal
 
 
 def test_the_page_on_training_lists_the_operators_with_gradients() -> None:
@@ -124,6 +124,6 @@ def test_the_page_on_training_lists_the_operators_with_gradients() -> None:
     table = page.partition("## Which operators have gradients")[2].partition("|---|---|")[2].partition("\n## ")[0]
     named = re.findall(r"^\| [a-z][a-z, ]*(?:Scan)? \| ([\w ]+) \|$", table, re.MULTILINE)
     passing = {op for op, row in VJPS.items() if row.together or not all(isinstance(e, Stop) for e in row.inputs)}
-    listed, ruled = {op for names in named for op in names.split()}, passing | {*OWN_BODIES}
-    assert listed >= ruled
-    assert all(signature("", op, OPSET + 4).expandable for op in listed - ruled)
+    listed, supported = {op for names in named for op in names.split()}, passing | {*OWN_BODIES}
+    assert listed >= supported
+    assert all(signature("", op, OPSET + 4).expandable for op in listed - supported)
