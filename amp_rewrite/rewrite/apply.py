@@ -29,7 +29,7 @@ def apply(view: View, plan: Plan) -> Model:
 
     Args:
         view: the index of the model.
-        plan: the changes to this view, as `plan_casts` returns them.
+        plan: the changes to this view, as returned by `plan_casts`.
 
     Returns:
         The new model.
@@ -81,8 +81,8 @@ class _Writer:
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             op = self.view.ops[op_id]
             if op_id not in self.plan.drop:
-                written = self._node(op, node)
-                yield from self._separated(written) if op_id in self.plan.parted else (written,)
+                new = self._node(op, node)
+                yield from self._separated(new) if op_id in self.plan.parted else (new,)
             for result in op.outputs:
                 if result in self.bakes and (bake := self.bakes[result]).keeps_original:
                     constant = clone(op.node)

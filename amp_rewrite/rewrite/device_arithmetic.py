@@ -195,7 +195,7 @@ def elu(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
 # -- recurrent cells as in cuDNN: products are rounded after every 16 terms, and so is each step -------------
 
 _TERMS = 16
-"""Terms that a tensor core sums before it rounds."""
+"""Terms summed by a tensor core before it rounds."""
 _LENGTHS, _INITIAL_STATES, _PEEPHOLES = 4, 5, 7
 _NEUTRAL: Mapping[str, object] = {
     "clip": 0.0,
@@ -204,7 +204,7 @@ _NEUTRAL: Mapping[str, object] = {
     "activation_alpha": [],
     "activation_beta": [],
 }
-"""Unsupported attributes, with the values at which they have no effect."""
+"""Unsupported attributes, with their neutral values."""
 
 
 Formula = Callable[[RoundingBuilder, Sequence[Sequence[str]], Sequence[str]], list[str]]

@@ -2,7 +2,7 @@
 
 Every float16 or bfloat16 tensor becomes a float32 tensor with values of the low type: weights are rounded and widened,
 and the result of a low op is cast to the low type and back. The widened twin does not round anything.
-docs/concepts/emulation.md says what this models and what it does not.
+docs/concepts/emulation.md describes the scope of this model.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class _Twin:
             yield from self._widened(op, node)
 
     def _sum_first(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the sum that a norm takes first, rounded after each addition as in its kernels.
+        """Yield the sum before a norm, rounded after each addition as in the norm's kernels.
 
         The node then adds two halves of the sum, which is exact.
         """

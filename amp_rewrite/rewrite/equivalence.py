@@ -64,8 +64,8 @@ def disagreement(
 
     Constants that are not in a feed come from the model. `opsets` are those of the nodes, by default the model's.
     """
-    fed = trials[0].after if trials else {}
-    own = {weight.name: as_float64(to_array(weight)) for weight in fusion.weights if weight.name not in fed}
+    feed = trials[0].after if trials else {}
+    own = {weight.name: as_float64(to_array(weight)) for weight in fusion.weights if weight.name not in feed}
     values = (value for op in fusion.ops for value in view.ops[op].results)
     results = [view.value_name(value) for value in values if not confined(view, value, fusion.ops)]
     weighted = [Trial(each.before, {**own, **each.after}, each.magnitude) for each in trials]
@@ -97,8 +97,8 @@ def difference(
     }
     read_names = {name for node in nodes for name in node.input}
     before = [{**constants, **trial.before} for trial in trials]
-    fed = [{**constants, **trial.before, **trial.after} for trial in trials]
-    after = [{name: array for name, array in feed.items() if name in read_names} for feed in fed]
+    feeds = [{**constants, **trial.before, **trial.after} for trial in trials]
+    after = [{name: array for name, array in feed.items() if name in read_names} for feed in feeds]
     plain, versions = plain_nodes(view, ops), opsets or view.opsets
 
     def compare() -> str | None:

@@ -149,15 +149,15 @@ def _converted(case: _Case, opset: int) -> _Form | str:
     original = {t.name for t in model.graph.initializer}
     constants = {t.name: t for t in converted.initializer if t.name not in original}
     constants.update({node.output[0]: node.attribute[0].t for node in converted.node if node.op_type == "Constant"})
-    formals, kept, names = onnx.defs.get_schema(nodes[0].op_type).inputs, [], dict[str, str]()
+    formals, stored, names = onnx.defs.get_schema(nodes[0].op_type).inputs, [], dict[str, str]()
     for slot, name in enumerate(nodes[0].input):
         names[name] = name.removeprefix(_CASE_PREFIX)
         if name in constants:
-            kept.append(clone(constants[name]))
-            kept[-1].name = names[name] = formals[slot].name
+            stored.append(clone(constants[name]))
+            stored[-1].name = names[name] = formals[slot].name
     names.update((name, name.removeprefix(_CASE_PREFIX)) for name in nodes[0].output)
     nodes[0].ClearField("name")
-    return _corrected(case, _Form(rename_node(clone(nodes[0]), names), tuple(kept)))
+    return _corrected(case, _Form(rename_node(clone(nodes[0]), names), tuple(stored)))
 
 
 _CASE_PREFIX = "own/"  # marks the names of a case, unlike those added by the converter
@@ -172,10 +172,10 @@ def _corrected(case: _Case, form: _Form) -> _Form | str:
         return "the type of its input is not known"
     node = clone(form.node)
     if case.node.op_type == "Clip":  # drop bounds beyond float32, which would be infinite in a smaller type
-        kept = {t.name for t in form.constants if np.abs(to_array(t)) < np.finfo(np.float32).max}
-        dropped = {tensor.name for tensor in form.constants} - kept
+        finite = {t.name for t in form.constants if np.abs(to_array(t)) < np.finfo(np.float32).max}
+        dropped = {tensor.name for tensor in form.constants} - finite
         node.input[:] = ["" if name in dropped else name for name in node.input]
-        return _Form(node, tuple(tensor for tensor in form.constants if tensor.name in kept))
+        return _Form(node, tuple(tensor for tensor in form.constants if tensor.name in finite))
     if case.node.op_type not in _RESIZES or case.opset >= FIRST_RESIZE_WITH_REGION:
         return form
     nearest = text_attribute(node, "mode", "nearest") == "nearest"

@@ -99,9 +99,9 @@ class _KernelCheck:
         for op in view.ops:
             kind = self.fused_kinds.get(op.id)
             unfused = kind is not None and view.opsets[""] < _FIRST_WITH_OPERATOR[kind]
-            known = op.signature is not None and not op.bodies
-            low = known and not unfused and bool(gate.lowerable_groups(view, op).groups)
-            served = (gate.runs(view, op, ()) + low) if known and supported else 0
+            plain = op.signature is not None and not op.bodies
+            low = plain and not unfused and bool(gate.lowerable_groups(view, op).groups)
+            served = (gate.runs(view, op, ()) + low) if plain and supported else 0
             counts.append((f"{kind.replace('_', ' ')} as one op" if kind is not None else op.kind, served))
         return counts
 
@@ -175,7 +175,7 @@ def _compared(view: View, opset: int, kernels: _KernelCheck) -> Finding:
 
 
 _SUCCESSORS = {"Scatter": "ScatterElements", "Upsample": "Resize"}
-"""Operators that later opsets renamed."""
+"""Operators renamed by later opsets."""
 
 
 def relabeled(view: View, opset: int) -> View:

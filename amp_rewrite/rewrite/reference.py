@@ -94,7 +94,7 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
 
 
 def _differs(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> bool:
-    """True if onnx's reference violates the standard: for a softmax over several axes, a Slice with negative steps."""
+    """True if onnx's reference violates the standard: a softmax over several axes, a Slice with negative steps."""
     if op.op_type in SOFTMAXES and opsets.get("", 1) < FIRST_ROW_SOFTMAX:
         return int_attribute(op.onnx_node, "axis", 1) not in (-1, operands[0].ndim - 1)
     return op.op_type == "Slice" and bool((np.asarray(operands[4:]) < 0).any())
@@ -287,7 +287,7 @@ def _split_heads(array: Array, heads: int) -> Array:
     return array.reshape(batch, tokens, heads, -1).swapaxes(1, 2)
 
 
-_BIAS_SLOT = 5  # the operand that is added to the scores
+_BIAS_SLOT = 5  # the slot of the bias of the scores
 _SPLIT_RANK = 4  # axes: batch, heads, tokens, width
 
 FORMULAS: Mapping[str, Callable[..., _Results]] = {

@@ -110,8 +110,8 @@ class LazyPass:
     def resolve(self) -> Pass:
         """Import the pass."""
         module, _, function = self.name.partition(":")
-        found: Pass = getattr(import_module(f"amp_rewrite.rewrite.{module}"), function)
-        return found
+        resolved: Pass = getattr(import_module(f"amp_rewrite.rewrite.{module}"), function)
+        return resolved
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
@@ -253,8 +253,8 @@ def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId],
 
 
 def _removable(view: View, value: ValueId, removed: Collection[OpId], needed: Collection[str]) -> bool:
-    found = view.values[value]
-    if found.public or found.overridable or value in view.yielded or found.name in needed or found.role is Role.INPUT:
+    entry = view.values[value]
+    if entry.public or entry.overridable or value in view.yielded or entry.name in needed or entry.role is Role.INPUT:
         return False
     return all(use.op in removed for use in view.uses[value])
 

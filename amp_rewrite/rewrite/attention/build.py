@@ -27,7 +27,7 @@ from amp_rewrite.rewrite.equivalence import Trial, as_float64, difference
 from amp_rewrite.rewrite.reference import Arrays
 from amp_rewrite.rewrite.replacement import ATTENTION, Context, Outcome, Refusal, as_outcome, fused_node, too_old
 
-_MAX_STORED = 1 << 24  # elements of a mask that is stored as a constant
+_MAX_STORED = 1 << 24  # most elements of a mask stored as a constant
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
@@ -156,9 +156,9 @@ class _AttentionWriter(AttentionNodes):
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
         stem = self.view.value_name(score_mask.value)
-        known = score_mask.visible if score_mask.visible is None or score_mask.visible.size <= _MAX_STORED else None
-        if known is not None and not (score_mask.visible_if and self.attention.boolean):
-            visible = self.visible = self.constant(f"{stem}_shown", known)
+        stored = score_mask.visible if score_mask.visible is None or score_mask.visible.size <= _MAX_STORED else None
+        if stored is not None and not (score_mask.visible_if and self.attention.boolean):
+            visible = self.visible = self.constant(f"{stem}_shown", stored)
         else:
             visible = self.visible_keys()
         if not self.attention.has_empty_rows:

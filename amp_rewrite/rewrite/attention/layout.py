@@ -29,7 +29,7 @@ SWAP = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class OperandSource:
-    """A value of four axes; `ops` transpose it by `perm` and repeat its heads `groups` times to make an operand."""
+    """A value with four axes; `ops` transpose it by `perm` and repeat its heads `groups` times to make an operand."""
 
     value: ValueId
     perm: tuple[int, ...] = (0, 1, 2, 3)
@@ -72,7 +72,7 @@ _Move = tuple[tuple[int, ...], int]
 
 
 def _sources(view: View, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
-    """Yield the values of four axes from which moves make a value, nearest first, with the moves and their effect."""
+    """Yield the sources of a value with four axes, nearest first, with the moves in between and their effect."""
     moves = list[Op]()
     for op, origin in moves_behind(view, value):
         moves.insert(0, op)
@@ -116,7 +116,7 @@ def _after_moves(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> 
 
 
 def moved_marks(view: View, origin: ValueId, marks: Array, moves: Sequence[Op], axes: tuple[int, ...]) -> Array | None:
-    """Broadcast marks to `origin`, and return them after moves; None if they differ along other axes than `axes`."""
+    """Broadcast marks to `origin`, and return them after moves; None if they differ along axes other than `axes`."""
     steps = tuple((op.kind, permutation(op), dims_of(view, op.outputs[0])) for op in moves)
     return _moved_marks(dims_of(view, origin), steps, marks.tobytes(), marks.shape, axes)
 

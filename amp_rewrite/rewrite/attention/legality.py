@@ -195,7 +195,7 @@ def _result_fixes_mask(view: View, match: AttentionMatch, queries: Dims) -> bool
 def _covers_lengths(shapes: Sequence[Dims], lengths: Dims) -> bool:
     """True if mask and biases together cover every query and key; the runtime's kernels broadcast neither."""
     sizes = [{shape[axis] for shape in shapes if len(shape) >= -axis} for axis in (-2, -1)]
-    return None not in lengths and all(length in known for length, known in zip(lengths, sizes, strict=True))
+    return None not in lengths and all(length in covered for length, covered in zip(lengths, sizes, strict=True))
 
 
 def _triangular(visible: Array) -> bool:
@@ -204,7 +204,7 @@ def _triangular(visible: Array) -> bool:
 
 
 def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
-    """Return why a bias may be infinite in the low type; None if it is computed from numbers that are finite there."""
+    """Return why a bias may be infinite in the low type; None if it is computed from numbers finite in that type."""
     pending, seen = [bias], {bias}
     while pending:
         value = pending.pop()
@@ -245,4 +245,4 @@ _MAX_VALUES = 64
 _PICKS = ("Gather", "GatherElements", "GatherND", "Slice")
 _FINITE_FROM_SMALL = frozenset((*TRACED_MOVES, *_PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))
 _SMALL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))
-"""Ops whose results are finite and small for all inputs."""
+"""Ops with finite, small results for all inputs."""

@@ -23,7 +23,7 @@ from amp_rewrite.rewrite.replacement import only_float32
 # -- masks of scores: by selection, addition or multiplication -------------------------------------
 
 ABSORBING = -1e30
-"""The largest float32 number that absorbs any score it is added to, as a fill of −3.4e38 is meant to."""
+"""The largest float32 number to absorb any score in a sum, as intended by fills of −3.4e38."""
 NEGLIGIBLE = -DType.FLOAT16.max / 4
 """The largest score without weight next to others of a network, even added twice. Fills of masks are bounded to it."""
 

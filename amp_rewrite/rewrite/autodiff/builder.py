@@ -37,8 +37,8 @@ def values_in(view: View) -> Sequence[Mapping[str, ValueId]]:
 
 @once
 def shapes_of(view: View) -> Mapping[ValueId | None, Shape]:
-    known = shapes.known_dims(view).items()
-    return {value: tuple(str(d) if isinstance(d, Size) else d for d in dims) for value, dims in known}
+    pairs = shapes.known_dims(view).items()
+    return {value: tuple(str(d) if isinstance(d, Size) else d for d in dims) for value, dims in pairs}
 
 
 def fixed_dims(shape: Shape | None) -> tuple[int, ...] | None:
@@ -47,7 +47,7 @@ def fixed_dims(shape: Shape | None) -> tuple[int, ...] | None:
     return fixed if shape is not None and len(fixed) == len(shape) else None
 
 
-_LARGEST_CONSTANT = 1 << 16  # most elements of a constant that `Builder.constant_of` reads
+_LARGEST_CONSTANT = 1 << 16  # most elements of a constant read by `Builder.constant_of`
 
 
 class Builder(NodeBuilder):

@@ -24,9 +24,9 @@ from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, fused_node, only_float32
 
 _SUPPORTED_WIDTHS = (2560, 5120, 10240)
-"""Numbers of features that the kernel of BiasSplitGelu accepts."""
+"""Numbers of features accepted by BiasSplitGelu's kernel."""
 _MAX_GROUP = 512
-"""Most channels per group in the kernel of GroupNorm, which has one block per group and two channels per thread."""
+"""Most channels per group in GroupNorm's kernel, with one block per group and two channels per thread."""
 _CHANNELS_LAST, _CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # permutations that move the channels
 
 

@@ -50,9 +50,9 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
     This includes standard operators that the model writes out because its opset lacks them.
     """
-    fuser, found = Fuser(view, context), list(operators(view, context, (*_SKIP_NORMS, "Gelu")))
+    fuser, candidates = Fuser(view, context), list(operators(view, context, (*_SKIP_NORMS, "Gelu")))
     for kinds, fused in ((_SKIP_NORMS, _skip_norm), (("Gelu",), _gelu)):
-        outcomes = (fused(fuser, operator) for operator in found if operator.node.op_type in kinds)
+        outcomes = (fused(fuser, operator) for operator in candidates if operator.node.op_type in kinds)
         yield from (outcome for outcome in outcomes if outcome is not None)
     yield from _quick_gelus(fuser)
 
@@ -93,12 +93,12 @@ def _with_types(view: View, outcome: Outcome) -> Outcome:
     results, dims, scope = [], known_dims(view), view.ops[outcome.last].scope
     same_shape = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
     for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
-        known = dims.get(_ids(view).get((scope, same_shape.get(name, name))))
-        if known is not None and scope != MAIN:
-            known = fixed(known)  # a symbolic size may differ between iterations of a body
-        shape = [d if isinstance(d, int | str) else None for d in known or ()]
+        full = dims.get(_ids(view).get((scope, same_shape.get(name, name))))
+        if full is not None and scope != MAIN:
+            full = fixed(full)  # a symbolic size may differ between iterations of a body
+        shape = [d if isinstance(d, int | str) else None for d in full or ()]
         stable = [None if str(d).startswith(INVENTED_PREFIX) else d for d in shape]
-        results.append(declared(name, DType.FLOAT, None if known is None else stable))
+        results.append(declared(name, DType.FLOAT, None if full is None else stable))
     return replace(outcome, declared=tuple(results))
 
 
@@ -164,7 +164,7 @@ _SKIP_NORMS = {
     "LayerNormalization": ("skip_layer_normalization", "SkipLayerNormalization"),
     "RMSNormalization": ("skip_rms_normalization", "SkipSimplifiedLayerNormalization"),
 }
-"""The kind of fusion for each standard norm, and the operator that adds first."""
+"""The kind of fusion for each standard norm, and the operator with the sum."""
 _RANKS = (2, 3)  # [tokens, features] or [batch, tokens, features]: the kernels accept no others
 _EPSILON = 1e-5  # the default of both norms
 

@@ -145,7 +145,7 @@ class _MultiHeadWriter(AttentionNodes):
             feed = dict(zip(_OPERANDS, operands, strict=True))
             inputs = {name: _LAYOUTS[layout](feed[operand]) for name, (operand, layout) in self.bases.items()}
             q, k, v = operands
-            if tables:  # of an even width
+            if tables:  # then the width is even
                 angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
                 inputs.update(zip(tables, (np.cos(angles), np.sin(angles)), strict=True))
                 q, k = (rotated(x, *(inputs[name] for name in tables)) for x in (q, k))

@@ -29,7 +29,7 @@ from amp_rewrite.rewrite.replacement import Outcome, Replacement, as_outcome, fu
 
 KIND = "rotary_embedding"
 _HALVES_PRESERVED = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
-"""Ops that compute each half of their last axis from the same half of their input."""
+"""Ops computing each half of their last axis from the same half of their input."""
 _MAX_STEPS = 16
 _STANDARD = "RotaryEmbedding"
 

@@ -31,8 +31,8 @@ from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
 _KIND = "attention_bias"
-_ADDED = 5  # the operand of MultiHeadAttention that is added to the scores
-_ROWS_AT_ONCE = 1 << 6  # rows of a weight that are converted to float64 at a time
+_ADDED = 5  # the slot of MultiHeadAttention's bias of the scores
+_ROWS_AT_ONCE = 1 << 6  # rows of a weight converted to float64 at a time
 
 
 def split_attention_biases(view: View, context: Context) -> Iterator[Outcome]:

@@ -32,7 +32,7 @@ from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 _CARRY = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
-_SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # which contains its own sum
+_SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # it contains its own sum
 
 
 def select_masks(view: View, context: Context) -> Iterator[Replacement]:
@@ -105,7 +105,7 @@ def _selection(view: View, op: Op, mask: ScoreMask, value: ValueId, scores: Valu
 
 
 def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement]:
-    """Shift biases and bound fills in sums of scores, without changing the softmax. O(nodes + their numbers).
+    """Shift biases and bound fills in sums of scores, without changing the softmax. O(nodes + numbers read).
 
     A position bias is shifted so that the best visible key of each row gets 0, and a fill beyond the range is bounded.
     Both need known numbers, and rows with known visible keys. The shift of a row is computed in float64.

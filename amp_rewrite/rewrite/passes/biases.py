@@ -48,7 +48,7 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def _bias_limit(view: View, value: ValueId) -> float | None:
-    """Return how many times larger than the weights a bias may be before a norm or an output; None before other ops.
+    """Return the largest ratio of a bias to its weights before a norm or an output; None before other ops.
 
     Copies in between are skipped. An InstanceNormalization subtracts the whole bias.
     """
@@ -174,7 +174,7 @@ def _moved_into_table(
 
 
 def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each Gemm between Reshapes that merge its leading axes and split them again. O(Gemms).
+    """Replace each Gemm between two Reshapes, one merging its leading axes and one splitting them. O(Gemms).
 
     The replacement is a MatMul, which needs no Reshape, and an Add, which can be fused with norms and activations.
     """

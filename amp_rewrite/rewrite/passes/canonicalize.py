@@ -85,8 +85,8 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, low_onl
         unmatched = _unmatched(view, deferred)
         _overrides(expanded, request, but=[pattern for pattern in patterns if pattern not in unmatched])  # raises
         resolved = [pattern for pattern in patterns if pattern not in deferred or pattern in unmatched]
-        kept, lowered = _overrides(view, request, but=resolved)
-        keep, lower = {**kept, **keep}, {**lowered, **lower}
+        new_keep, new_lower = _overrides(view, request, but=resolved)
+        keep, lower = {**new_keep, **keep}, {**new_lower, **lower}
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
     return Canonical(view, keep, lower, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
@@ -278,8 +278,8 @@ def _findings(rounds: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
     final: list[Finding] = []
     for number, (view, outcomes) in enumerate(rounds):
-        kept = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) < number]
-        final.extend(findings(view, kept))
+        current = [o for o in outcomes if isinstance(o, Replacement) or fused_at.get(_key(view, o.last), -1) < number]
+        final.extend(findings(view, current))
     return tuple(final)
 
 

@@ -132,10 +132,10 @@ def _trials(linear: Op, constants: Arrays, folded: Arrays) -> list[Trial]:
     axis, weight = _channel_axis(linear), next(iter(folded.values()))
     shape = _input_shape(linear, weight)
     large = weight.size > _MAX_TRIAL_ELEMENTS and int_attribute(linear.node, "group", 1) == 1
-    kept = max(1, _MAX_TRIAL_ELEMENTS * weight.shape[axis] // weight.size) if large else None
+    count = max(1, _MAX_TRIAL_ELEMENTS * weight.shape[axis] // weight.size) if large else None
 
     def truncated(array: Array) -> Array:
-        return array[:, :kept] if array.ndim > 1 and axis else array[:kept]
+        return array[:, :count] if array.ndim > 1 and axis else array[:count]
 
     before, after = ({name: truncated(array) for name, array in arrays.items()} for arrays in (constants, folded))
     if shape is None:

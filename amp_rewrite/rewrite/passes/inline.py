@@ -33,9 +33,9 @@ from amp_rewrite.settings.request import Request
 
 
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Inline the local functions that process float32 values, so that their ops can be painted.
+    """Inline local functions on float32 values, so that their ops can be painted.
 
-    `low`: also inline those that process low types, so that their ops can be raised.
+    `low`: also inline those on low types, so that their ops can be raised.
     """
     functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:

@@ -39,14 +39,14 @@ KIND = "shifted"
 PRODUCT_FACTORS = ("alpha", "scale")
 """Attributes that multiply a product."""
 MAX_DUPLICATED = 1 << 12
-"""Most elements of a constant that may be stored more than once."""
+"""Most elements of a constant stored more than once."""
 _SUMMAND_SLOTS = {
     **dict.fromkeys(("Add", "Sub", "Sum", "Max", "Min", "Mean", "Concat", "Clip", "Where", "Pad"), range(1 << 16)),
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "InstanceNormalization"), (2,)),
     **dict.fromkeys(("GroupNormalization", "BatchNormalization"), (2,)),
     **dict.fromkeys(COMPARISONS, (0, 1)),
 }
-"""Slots whose constants are added to or compared with other numbers, so their own precision matters less."""
+"""Slots of constants added to or compared with other numbers, so their own precision matters less."""
 
 
 class Origin(NamedTuple):

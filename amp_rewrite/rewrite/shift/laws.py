@@ -34,11 +34,11 @@ class OpPort(NamedTuple):
 
 
 Law = tuple[tuple[int, OpPort], ...]
-"""Terms (coefficient, port) whose weighted exponents sum to zero. The result comes first, if there is one."""
+"""Terms (coefficient, port): the weighted exponents sum to zero. The result comes first, if there is one."""
 
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
-    """Return the laws of the float32 ports of an op, including those that fix a port to exponent 0."""
+    """Return the laws of the float32 ports of an op, including those fixing a port to exponent 0."""
     values = ((OpPort(side, i), v) for side, vs in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(vs))
     ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
     laws, constrained = list[Law](), set[OpPort]()
@@ -91,16 +91,16 @@ def _rows(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
 
 
 _UNIFORM = _rows("Add Clip Concat Max Mean Min Mod Sub Sum")
-"""Ops whose inputs and results have the same exponent."""
+"""Ops with one exponent for all inputs and results."""
 _FOLLOWING = {
     **_rows(" ".join(op for op, slots in COPIES.items() if slots == (0,))),
     **_rows("Abs AveragePool Col2Im CumSum DFT GlobalAveragePool GlobalMaxPool GridSample LRN LeakyRelu MaxPool"),
     **_rows("MaxUnpool Neg PRelu Pad ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Resize RoiAlign"),
     **_rows("RotaryEmbedding Shrink ThresholdedRelu TopK Upsample com.microsoft::RotaryEmbedding"),
 }
-"""Ops whose results have the exponent of their first input."""
+"""Ops with the exponent of their first input for all results."""
 _INVARIANT = _rows("ArgMax ArgMin Hardmax IsInf IsNaN LpNormalization NonZero Shape Sign Size")
-"""Ops whose results do not depend on the exponent of their first input."""
+"""Ops with results independent of the exponent of their first input."""
 _NORM = (*_equal("y0", "x1", "x2"), _law(epsilon=1, x0=-2))
 _QUANTIZED = "QuantizeLinear com.microsoft::QuantizeLinear"
 _DEQUANTIZED = "DequantizeLinear com.microsoft::DequantizeLinear"
@@ -153,7 +153,7 @@ _TABLE: Mapping[str, Sequence[Law]] = {
 # -- ops whose laws depend on attributes, constants and optional inputs ---------------------------------
 
 _EXACT_POWERS = (1, 2, 3)
-"""Powers that runtimes compute by products; they compute others by logarithms, whose rounding does not scale."""
+"""Powers computed by products in runtimes; they compute others by logarithms, whose rounding does not scale."""
 
 
 def _pow(view: View, op: Op) -> list[Law]:
@@ -170,13 +170,13 @@ def _has_input(op: Op, slot: int) -> bool:
 
 
 def _key_value_ports(op: Op) -> tuple[str, str, Law]:
-    """Return the ports of keys and values, which may be packed, and the law that lets `scale` restore the scores."""
+    """Return the ports of keys and values, possibly packed, and the law for `scale` to restore the scores."""
     key = "x1" if _has_input(op, 1) else "x0"
     return key, "x2" if _has_input(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
 
 
 _SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
-"""The inputs of attentions for cached keys, which cached values follow, and for a bias."""
+"""The slots of attentions for cached keys, followed by cached values, and for a bias."""
 
 
 def _attention(_: View, op: Op) -> list[Law]:
@@ -215,13 +215,13 @@ def attribute_value(op: Op, name: str, shape: Shape | None) -> float | None:
 
     `shape` is that of the first input. onnxruntime's operators treat a `scale` of 0 as missing.
     """
-    found = attribute(op.node, name)
-    if name == "scale" and (found is None or (op.domain and not found.f)):
+    proto = attribute(op.node, name)
+    if name == "scale" and (proto is None or (op.domain and not proto.f)):
         width = _head_width(op, shape)
         return float(np.float32(1) / np.sqrt(np.float32(width))) if width else None
-    if found is None and op.signature is not None:
-        found = default_attributes(op.signature).get(name)
-    return found.f if found is not None else 0.0
+    if proto is None and op.signature is not None:
+        proto = default_attributes(op.signature).get(name)
+    return proto.f if proto is not None else 0.0
 
 
 def _head_width(op: Op, dims: Shape | None) -> int | None:

@@ -302,7 +302,7 @@ def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], proble
 MAX_ADDED_ERROR = 1.1
 """Largest ratio of the rounding error after a shift to that before."""
 _SAMPLE_SIZE = 1 << 18
-"""Elements of a constant whose rounding is compared, enough for a stable root mean square."""
+"""Sampled elements of a constant, enough for a stable root mean square of rounding errors."""
 
 
 def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:

@@ -1,1 +1,1 @@
-"""Preparation of the backward pass: replace ops without a gradient rule by ops that have one."""
+"""Preparation of the backward pass: replace ops without a gradient rule by ops with one."""

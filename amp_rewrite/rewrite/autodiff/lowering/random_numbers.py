@@ -48,7 +48,7 @@ def initial_random_state(seed: int) -> Array:
 
 
 def with_random_state(model: Model) -> tuple[Model, str | None]:
-    """Return the model with its random ops decomposed, and the name of the state's input, or None without such ops.
+    """Return the model with its random ops decomposed, and the name of the state's input, or None if there are none.
 
     Random ops are those of the main graph that draw numbers, including each Dropout in training mode.
     """

@@ -18,13 +18,13 @@ _ELLIPSIS = "..."
 
 
 def _einsum(v: Call, slot: int) -> str:
-    """Sum over labels that the operand lacks, expand labels that only it has, and sum over its broadcast dims."""
+    """Sum over labels missing from the operand, expand labels unique to it, and sum over its broadcast dims."""
     terms, out = _labels(v)
     own = terms[slot]
     others = [(v.x(i), term) for i, term in enumerate(terms) if i != slot]
     seen = set(out).union(*[term for _, term in others])
-    kept = "".join(label for label in own if label in seen)
-    equation = ",".join([out, *[term for _, term in others]]) + "->" + kept
+    shared = "".join(label for label in own if label in seen)
+    equation = ",".join([out, *[term for _, term in others]]) + "->" + shared
     gradient = v.do("Einsum", v.g, *[x for x, _ in others], equation=equation)
     missing = [axis for axis, label in enumerate(own) if label not in seen]
     if missing:

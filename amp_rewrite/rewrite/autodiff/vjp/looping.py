@@ -244,19 +244,19 @@ def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
     """
     inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     outputs = {o.name for o in graph.output}
-    kept = list[NodeProto]()
+    inner = list[NodeProto]()
     for node in graph.node:
         free = inside.isdisjoint(node.input) and not any(b.original(name) for name in node.output)
         if free and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
             outside.nodes.append(node)
         else:
             inside.update(node.output)
-            kept.append(node)
-    refill(graph, "node", kept)
+            inner.append(node)
+    refill(graph, "node", inner)
 
 
 def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
-    """Add outputs that stack the values at the start of all steps, where the backward pass reads them.
+    """Add outputs stacking the values at the start of all steps, if the backward pass reads them.
 
     Return the outputs by the names of the values in the body.
     """

@@ -44,7 +44,7 @@ def scatter(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str
 
 
 def scatter_by_position(v: Call, *, repeats: bool) -> str:
-    """Append the gradient of input 0 for an op that only moves elements: scatter each back to its origin.
+    """Append the gradient of input 0 for pure data movement: scatter each element back to its origin.
 
     The origins are found by running the op on the positions of the elements. `repeats`: an element may occur several
     times in the output.

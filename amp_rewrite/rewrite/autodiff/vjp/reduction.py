@@ -46,7 +46,7 @@ def _expanded(v: Call, gradient: str) -> str:
 
 
 def _count(v: Call) -> int | str:
-    """Return how many elements are reduced into one: a number, or the name of the dims to multiply."""
+    """Return the number of elements reduced into one: an int, or the name of the dims to multiply."""
     axes, shape = _axes(v), v.shape(0)
     if axes is None:
         return v.b.shape_of(v.x(0))

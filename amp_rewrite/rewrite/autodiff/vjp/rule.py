@@ -38,7 +38,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder, Shape, fixed_dims
 
 _TORCH_METADATA = "pkg.torch.onnx.fx_node"
-"""Metadata in which PyTorch's exporter records the origin of a node."""
+"""Metadata of PyTorch's exporter with the origin of a node."""
 _ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 
 
@@ -238,19 +238,19 @@ def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
 
     Unknown dims are compared at run time.
     """
-    known = b.shape(x)
-    axes = _broadcast_axes(known, shape)
-    if axes is not None and known is not None and shape is not None:
+    target = b.shape(x)
+    axes = _broadcast_axes(target, shape)
+    if axes is not None and target is not None and shape is not None:
         summed = b.reduce("ReduceSum", gradient, axes, keepdims=True)
-        return b.squeeze(summed, range(len(shape) - len(known)))
+        return b.squeeze(summed, range(len(shape) - len(target)))
     # even the ranks may be unknown
     own, full = b.op("Shape", x), b.op("Shape", gradient)
     missing = b.op("Sub", b.op("Shape", full), b.op("Shape", own))
     ones = b.op("ConstantOfShape", missing, value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [1], [1]))
     aligned = b.op("Concat", ones, own, axis=0)
     differs = b.op("Not", b.op("Equal", aligned, full))
-    found = b.reshape(b.op("NonZero", differs), [-1])
-    return b.reshape(b.reduce("ReduceSum", gradient, found, keepdims=True), own)
+    broadcast = b.reshape(b.op("NonZero", differs), [-1])
+    return b.reshape(b.reduce("ReduceSum", gradient, broadcast, keepdims=True), own)
 
 
 def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
@@ -271,21 +271,21 @@ Rows = Mapping[str, GradientRule]
 """Rows by kind of op."""
 
 END = (1 << 63) - 1
-"""The end of a Slice that reaches the end of any axis."""
+"""The end of a Slice to the end of any axis."""
 
 ALL_OUTPUTS = 1 << 30
-"""`outputs` of a row whose outputs may all have gradients."""
+"""`outputs` of a row with gradients for all outputs."""
 
 
 # -- paths from parameters to a loss ---------------------------------------------------------------
 
 STOP = "amp_rewrite.stop_gradient"
-"""Metadata of a node that passes no gradient, like `detach` in PyTorch."""
+"""Metadata of a node without a gradient, like `detach` in PyTorch."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The ops of one scope through which gradients pass, and the values that receive them.
+    """The ops of one scope on the paths of gradients, and the values with gradients.
 
     `slots`: for each op, the input slots that need a gradient. `captured`: the values read from outside by its bodies.
     """
@@ -294,9 +294,9 @@ class Paths:
     slots: Mapping[OpId, tuple[int, ...]]
     captured: Mapping[OpId, tuple[ValueId, ...]]
     reached: Mapping[ValueId, OpId | None]
-    """The values that depend on a parameter, each with its producer on the path; None for the parameters."""
+    """Values depending on a parameter, each with its producer on the path; None for the parameters."""
     readers: Mapping[ValueId, OpId | None]
-    """The values on which the loss depends, each with its next op on the path; None for the loss."""
+    """Values with an influence on the loss, each with its next op on the path; None for the loss."""
 
     @property
     def ops(self) -> tuple[Op, ...]:
