@@ -1,4 +1,4 @@
-"""Loss scales: fixed and adaptive factors on the loss against underflow of float16 gradients.
+"""Loss scales: fixed or adaptive factors of the loss to keep float16 gradients from underflowing.
 
 Method: Micikevicius et al., *Mixed Precision Training* (2018), section 3.2. The constants and the order of decisions
 follow TensorFlow 2.1 to 2.3 (`tf.mixed_precision.experimental.LossScale`). In Keras 3, by contrast, the dynamic scale
@@ -217,7 +217,7 @@ class DynamicLossScale(LossScale):
         """Return a new scale from the arguments of torch.amp.GradScaler, with its defaults.
 
         It goes through the same scales as a GradScaler, even below 1, down to 2**-126, the smallest normal number.
-        Above about 2**120, gradients may overflow with only one of the two.
+        Above about 2**120, gradients may overflow in only one of the two.
 
         Args:
             init_scale: the first scale.
@@ -297,7 +297,7 @@ _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScal
 
 
 def get(loss_scale: object) -> LossScale | None:
-    """Convert None, a number, "dynamic", a `serialize` result or a LossScale to a loss scale, else TrainingError."""
+    """Return a loss scale from None, a number, "dynamic", a `serialize` result or a LossScale; else TrainingError."""
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
@@ -344,7 +344,7 @@ def all_finite(grads: object) -> bool:
     return bool(np.isfinite(array).all())
 
 
-# -- serialization to dictionaries, in the format of Keras -----------------------------------------------------
+# -- serialization to dictionaries, in Keras's format ----------------------------------------------------------
 
 
 def serialize(part: Any) -> dict[str, Any]:
@@ -360,11 +360,11 @@ def class_of(
     `classes`: classes of the package by name, or by lowercase name. `custom_objects`: additional classes by name.
     """
     name, inner = str(config.get("class_name")), config.get("config")
-    found = (custom_objects or {}).get(name) or classes.get(name) or classes.get(name.lower())
-    if found is None or not isinstance(inner, Mapping):
+    match = (custom_objects or {}).get(name) or classes.get(name) or classes.get(name.lower())
+    if match is None or not isinstance(inner, Mapping):
         names = ", ".join(sorted({cls.__name__ for cls in classes.values()}))
         raise TrainingError(
             f"not a serialized {what}: {dict(config)!r}; pass the serialize() result of {names}, or list custom classes"
             " in custom_objects"
         )
-    return found, inner
+    return match, inner

@@ -237,14 +237,14 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
 
 
 def policy_of_sessions() -> Policy:
-    """Return the default policy of sessions: mixed_float16 while the rewrite is on, or the policy of the process."""
+    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else the policy of the process."""
     return Policy("mixed_float16") if state.rewriting else global_policy()
 
 
 def policy_of_steps() -> Policy:
     """Return the default policy of training steps: mixed_float16 unless the process has chosen a policy.
 
-    A process chooses by `set_policy`, or by enabling or disabling the graph rewrite; steps then follow sessions.
+    A process chooses with `set_policy`, or by enabling or disabling the graph rewrite; steps then follow sessions.
     """
     chosen = state.policy is not None or state.rewriting is not None
     return policy_of_sessions() if chosen else Policy("mixed_float16")

@@ -20,7 +20,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.train.arguments import checked_arguments, quoted, to_array
 
 TIMEOUT = 300.0
-"""Default seconds for which a replica waits for the others."""
+"""Default number of seconds a replica waits for the others."""
 
 
 @runtime_checkable

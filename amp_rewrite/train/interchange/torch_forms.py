@@ -1,4 +1,4 @@
-"""Exportable forms of dropout, attention and stopped gradients, and detection of other losses in an export.
+"""Exportable forms of dropout, attention and stopped gradients, and detection of other features lost in an export.
 
 PyTorch's exporter omits attention dropout, `detach()` and `torch.no_grad()`, and exports channel dropout as random
 numbers that would stay on in evaluation mode. The forms here become ops that training understands. Running the module
@@ -39,11 +39,11 @@ def _cross_entropy(torch: Any, bound: Mapping[str, Any]) -> Any:
         each = -(logs * (target * (1 - smoothing) + smoothing / classes)).sum(axis)
         count = torch.ones_like(each).sum()
     else:
-        kept = target != bound.get("ignore_index", -100)
-        safe = torch.where(kept, target, 0)
+        mask = target != bound.get("ignore_index", -100)
+        safe = torch.where(mask, target, 0)
         picked, spread = logs.gather(axis, safe.unsqueeze(axis)).squeeze(axis), logs.sum(axis)
-        each = -torch.where(kept, picked * (1 - smoothing) + spread * (smoothing / classes), 0.0)
-        count = (weights[safe] * kept).sum()
+        each = -torch.where(mask, picked * (1 - smoothing) + spread * (smoothing / classes), 0.0)
+        count = (weights[safe] * mask).sum()
     return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / count
 
 
@@ -82,7 +82,7 @@ class DropoutCall(NamedTuple):
 
     @classmethod
     def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DropoutCall | None:
-        """Parse the call of a function by name; None for a function other than dropout."""
+        """Parse a call of the function with this name; None if it is not a dropout function."""
         if name not in (*_ELEMENTS, *_CHANNELS):
             return None
         bound = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
@@ -215,18 +215,18 @@ Call = Callable[[dict[str, Any]], dict[str, Any]]
 class ForwardFindings:
     """Results of running a module before its export.
 
-    `kept`: names of submodules whose dropout is exported. `notes`: sentences for the report. `outputs`: the outputs in
+    `exported`: names of submodules with exported dropout. `notes`: sentences for the report. `outputs`: the outputs in
     evaluation mode by name. `random`: True if the outputs depend on random numbers.
     """
 
-    kept: tuple[str, ...]
+    exported: tuple[str, ...]
     notes: tuple[Note, ...]
     outputs: Mapping[str, Any]
     random: bool
 
     @classmethod
     def of(cls, torch: Any, module: Any, call: Call, dropout: bool) -> ForwardFindings:
-        """Run the module on its example in both modes, by `call`.
+        """Run the module on its example in both modes, through `call`.
 
         A submodule's dropout is exported if the outputs in training mode, with dropout suppressed, equal those in
         evaluation mode.
@@ -251,11 +251,11 @@ class ForwardFindings:
         drops = trained.drops  # a module may fail in training mode, for example without targets
         if trained.outputs is None:
             drops = dict.fromkeys(name for name, part in parts.items() if isinstance(part, torch.nn.Dropout))
-        kept = [name for name in drops if dropout and name not in trained.draws]
-        if kept and not run(kept).equals(expected):
-            kept = [name for name in kept if run([name]).equals(expected)]
+        exported = [name for name in drops if dropout and name not in trained.draws]
+        if exported and not run(exported).equals(expected):
+            exported = [name for name in exported if run([name]).equals(expected)]
         omitted = [name for name in parts if name in {**drops, **trained.draws, **dict.fromkeys(layered)}]
-        omitted = [name for name in omitted if name not in kept]
+        omitted = [name for name in omitted if name not in exported]
         others = []
         if not trained.equals(expected):
             others = [name for name in parts if name not in omitted and not run([name]).equals(expected)]
@@ -266,7 +266,7 @@ class ForwardFindings:
             Note(f"the custom gradient of {_names(gradients, whole)} {_CUSTOM}", True) if gradients else None,
         )
         present = tuple(note for note in notes if note is not None)
-        return cls(tuple(kept), present, expected.outputs, bool(expected.draws))
+        return cls(tuple(exported), present, expected.outputs, bool(expected.draws))
 
 
 _KEPT = (

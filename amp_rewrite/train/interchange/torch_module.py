@@ -91,19 +91,19 @@ def from_torch(
         return tensors_of(torch, state.call(torch, module, inputs, tensors))
 
     with _quiet():
-        found = torch_forms.ForwardFindings.of(torch, module, call, dropout)
-        names = tuple(found.outputs) if outputs is None else as_names(outputs)
-        if len(names) != (returned := len(found.outputs)):
+        findings = torch_forms.ForwardFindings.of(torch, module, call, dropout)
+        names = tuple(findings.outputs) if outputs is None else as_names(outputs)
+        if len(names) != (returned := len(findings.outputs)):
             counts = f"{count(len(names), 'name')}, but the module returns {count(returned, 'tensor')}"
             raise TrainingError(f"outputs has {counts}; pass one name for each")
-        with torch_forms.training(module, found.kept), torch_forms.exportable_forms(torch):
+        with torch_forms.training(module, findings.exported), torch_forms.exportable_forms(torch):
             program = _export(torch, module, inputs, state, names, axes, opset)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.tensors.items()})
     torch_forms.mark(torch, module, model, dropout)
     model.proto.graph.name = type(module).__name__
-    if not found.random:
-        _check_outputs(model, inputs, found.outputs)
-    write_module(model, state.declared, found.notes)
+    if not findings.random:
+        _check_outputs(model, inputs, findings.outputs)
+    write_module(model, state.declared, findings.notes)
     return model
 
 
@@ -194,7 +194,7 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         tensors = {name: torch.as_tensor(_single(value)) for name, value in values_by_name.items()}
     except (RuntimeError, TypeError, ValueError) as cause:
         raise TrainingError(
-            f"the example is {quoted(example)}; pass a tensor or an array, a tuple of them, or a mapping by name"
+            f"the example is {quoted(example)}; pass a tensor or an array, a tuple of them, or a mapping of them"
         ) from cause
     if not tensors:
         raise TrainingError("the example is empty; pass the inputs of the module")
@@ -219,9 +219,9 @@ def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | 
         rows = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
         shared = {1} if len(rows) > 1 else set()  # one row that is broadcast to a larger batch
         return {n: {0: "batch"} if t.ndim and t.shape[0] not in shared else {} for n, t in inputs.items()}
-    known = {name: range(tensor.ndim) for name, tensor in inputs.items()}
+    legal = {name: range(tensor.ndim) for name, tensor in inputs.items()}
     if not isinstance(dynamic, Mapping) or not all(
-        isinstance(dims, Mapping) and set(dims) <= set(known.get(name, ())) for name, dims in dynamic.items()
+        isinstance(dims, Mapping) and set(dims) <= set(legal.get(name, ())) for name, dims in dynamic.items()
     ):
         raise TrainingError(
             f"dynamic is {quoted(dynamic)}; name axes of the inputs {', '.join(inputs)}, as in"
@@ -313,9 +313,9 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[st
         if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * largest + 1e-6, equal_nan=True):
             difference = np.nanmax(np.abs(ours - theirs))
             raise TrainingError(
-                f"the export computes something else than the module: on the example, {name!r} differs by"
+                f"the exported model does not match the module: on the example, {name!r} differs by"
                 f" {difference:.2g}, and its largest value is {largest:.2g}; replace the wrongly exported part, or, if"
-                " the example is a borderline case (equal scores, rounding), pass another one"
+                " the example is a borderline case (equal scores, rounding), pass another example"
             )
 
 

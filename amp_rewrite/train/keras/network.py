@@ -294,7 +294,7 @@ _PROBABILITIES: Mapping[str, object] = {_LOGITS: False}
 """Keras's default: predictions are probabilities."""
 _BY_CLASS: Mapping[str, object] = {**_PROBABILITIES, "axis": -1}
 _MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
-"""Keras's names of the mean."""
+"""Keras's names for the mean reduction."""
 
 
 def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Callable[..., LossObject]:

@@ -1,4 +1,4 @@
-"""Variables, and losses that are differentiable with respect to them."""
+"""Variables, and losses differentiable with respect to them."""
 
 from __future__ import annotations
 

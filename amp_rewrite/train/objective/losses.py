@@ -47,21 +47,21 @@ def _cross_entropy(p: Prediction) -> tuple[str, str]:
     ignored, weights = p.option("ignore_index"), p.class_weights(count)
     fields = {"classes": count, "ignored": ignored, "axis": p.class_axis(), "class_weights": weights}
     labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32, kind=CLASSES, **fields)
-    logs, kept, smoothing = p.logarithms(1), p.kept(labels, ignored), p.option("label_smoothing")
-    inputs, counted = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], kept
+    logs, mask, smoothing = p.logarithms(1), p.mask(labels, ignored), p.option("label_smoothing")
+    inputs, counted = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], mask
     picked = partial(b.op, "NegativeLogLikelihoodLoss", reduction="none", ignore_index=ignored)
     each = picked(logs, *inputs)
     if weights is not None:
         counted = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *inputs)
     if smoothing:
         rows = b.op("Neg", b.reduce("ReduceSum", p.times_classes(logs, weights), [1], keepdims=False))
-        spread = p.times(b.op("Mul", rows, kept), smoothing / p.known_classes(count))
+        spread = p.times(b.op("Mul", rows, mask), smoothing / p.known_classes(count))
         each = b.op("Add", p.times(each, 1 - smoothing), spread)
     equal = b.op("Equal", b.op("ArgMax", p.x, axis=1, keepdims=0), b.cast(labels, DType.INT64))
-    correct = b.op("Mul", b.op("Cast", equal, to=DType.FLOAT.code), kept)
+    correct = b.op("Mul", b.op("Cast", equal, to=DType.FLOAT.code), mask)
     value, divisor, accuracy, total = (
         b.reduce("ReduceSum", part, None, keepdims=False)
-        for part in (p.weighted(each, len(shape) - 1), counted, correct, kept)
+        for part in (p.weighted(each, len(shape) - 1), counted, correct, mask)
     )
     return b.op("Div", value, divisor), b.op("Div", accuracy, total)
 

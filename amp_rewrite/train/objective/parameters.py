@@ -212,7 +212,7 @@ def _check_unmerged(view: View, value: Value, module: Module) -> None:
         f"the initializer {value.name!r} stands for several weights: {readers} ops read it and all its elements are"
         " equal, so an exporter merged equal weights. Training would keep them equal. Export with"
         " amp_rewrite.train.from_torch(module, example), which keeps weights separate, or name the initializer in"
-        " `parameters` to train it as one weight, or in `freeze`"
+        " `parameters` to train it as one weight, or in `freeze` to leave it unchanged"
     )
 
 
@@ -277,7 +277,7 @@ def _why_not_a_weight(view: View, value: Value, readers: Collection[str]) -> str
     if all(_is_state(view, use) for use in uses):
         return "the initial state of a recurrence"
     if _NAMES.search(value.name):
-        return "a buffer by its name"
+        return "named like a buffer"
     array = view.model.array(value.tensor)
     if array.size <= 1:
         return None if set(readers) & WEIGHTED else "a single number that no product or norm reads"

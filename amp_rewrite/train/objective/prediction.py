@@ -27,7 +27,7 @@ _FLOOR = 1e-12
 class TargetInput:
     """The input with the targets of a loss.
 
-    `classes`: number of classes, for class indices. `ignored`: the index of rows to leave out. `kind`: one of the kinds
+    `classes`: number of classes, for class indices. `ignored`: class index of ignored rows. `kind`: one of the kinds
     above. `axis`: the class axis of the prediction. `class_weights`: the weight of each class in the mean.
     """
 
@@ -40,10 +40,10 @@ class TargetInput:
 
     def counts(self, classes: Array) -> tuple[float, float]:
         """Return the sum of the class weights over all rows not ignored, and the number of those rows."""
-        kept = classes[classes != self.ignored]
+        counted = classes[classes != self.ignored]
         if self.class_weights is None:
-            return float(kept.size), float(kept.size)
-        return float(np.array(self.class_weights, np.float32)[kept].sum(dtype=np.float64)), float(kept.size)
+            return float(counted.size), float(counted.size)
+        return float(np.array(self.class_weights, np.float32)[counted].sum(dtype=np.float64)), float(counted.size)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Prediction:
     # -- logits and probabilities ----------------------------------------------------------------------
 
     def find_logits(self, kind: str) -> None:
-        """Decide whether the prediction has logits, and read those before a Softmax or Sigmoid of this kind."""
+        """Decide whether the prediction consists of logits, and read the logits before a Softmax or Sigmoid."""
         view, value, from_logits = self.b.view, self.b.original(self.name), self.option("from_logits")
         assert value is not None
         computed, _ = behind_casts(view, value.id)
@@ -203,14 +203,14 @@ class Prediction:
             )
         return name
 
-    def kept(self, labels: str, ignored: int | None) -> str:
+    def mask(self, labels: str, ignored: int | None) -> str:
         """Append a float32 mask of the shape of the labels: 0 for ignored rows, 1 for the others."""
         b = self.b
         if ignored is None:
-            kept = b.op("Equal", labels, labels)
+            mask = b.op("Equal", labels, labels)
         else:
-            kept = b.op("Not", b.op("Equal", labels, b.scalar(ignored, b.dtype(labels) or DType.INT64)))
-        return b.op("Cast", kept, to=DType.FLOAT.code)
+            mask = b.op("Not", b.op("Equal", labels, b.scalar(ignored, b.dtype(labels) or DType.INT64)))
+        return b.op("Cast", mask, to=DType.FLOAT.code)
 
     # -- options ---------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ _STATISTICS = {1: 3, 2: 4}
 def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     """Put each BatchNormalization and Dropout of the main graph into training mode.
 
-    A BatchNormalization then also outputs its new running statistics, but stays as it is if `frozen` is true for the
+    A BatchNormalization then also outputs its new running statistics, but stays unchanged if `frozen` is true for the
     name of its statistics.
     """
     proto = clone(model.proto)
@@ -229,8 +229,8 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
             node.input.extend([""] * (3 - len(node.input)))
             node.input[2] = switch
         elif node.op_type == "BatchNormalization" and not any(frozen(node.input[i]) for i in _STATISTICS.values()):
-            kept = [a for a in node.attribute if a.name != "training_mode"]
-            refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
+            attributes = [a for a in node.attribute if a.name != "training_mode"]
+            refill(node, "attribute", [*attributes, make_attribute("training_mode", 1)])
             for slot, source in _STATISTICS.items():
                 if slot == len(node.output):
                     node.output.append(claimed(f"{node.input[source]}/next", taken))

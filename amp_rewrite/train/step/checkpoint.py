@@ -95,8 +95,8 @@ def load(
     differing = next(iter((*extra, *wrong)), None)
     if differing is not None:
         raise TrainingError(
-            f"{path} and this step differ in {differing!r}: it was saved with another optimizer, or with other trained"
-            " parameters; create it with the same ones"
+            f"{path} and this step differ in {differing!r}: the file was saved with another optimizer or other trained"
+            " parameters; create the step with the same ones"
         )
     return state
 

@@ -22,7 +22,7 @@ from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
 from amp_rewrite.train.update.optimizer import rate_from_config
 
 Log = Mapping[str, float]
-"""Numbers of an epoch by name, see `History`."""
+"""Numbers of an epoch by name; see `History`."""
 
 
 @checked_arguments()
@@ -167,7 +167,7 @@ class Monitor:
         trainer, (skipped, nonfinite) = self.trainer, self.before
         self.batch, self.skipped, self.before = batch, trainer.skipped > skipped, (trainer.skipped, trainer.nonfinite)
         if trainer.nonfinite > nonfinite and not self.skipped and not self.applied:
-            self.applied = trainer.diagnosis(batch, before=True) or "one that cannot be reproduced"
+            self.applied = trainer.diagnosis(batch, before=True) or "not reproducible"
 
     def warn(self, skipped: int) -> None:
         """Warn if weights are NaN or steps were skipped to the end; one skipped step is normal."""
@@ -182,15 +182,15 @@ class Monitor:
                 way_out = f"Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
         if self.applied and any(np.isnan(array).any() for array in trainer.get_weights().values()):
             text = (
-                f"weights are NaN, because steps with nonfinite gradients were applied, first {self.applied}; use a"
-                " dynamic loss scale, which skips these steps, or a smaller learning rate, and look for NaN in the data"
+                f"weights are NaN, because nonfinite gradients were applied; the first is {self.applied}. Use a dynamic"
+                " loss scale, which skips such steps, or a smaller learning rate, and look for NaN in the data"
             )
         elif skipped > 1 and (trainer.steps == self.start or (self.skipped and lowest)):
-            first = trainer.diagnosis(self.batch, before=False) or "one of an earlier batch"
+            first = trainer.diagnosis(self.batch, before=False) or "in an earlier batch"
             what = "all steps" if trainer.steps == self.start else f"{skipped} steps, including the last one,"
             text = (
-                f"{what} were skipped, because gradients were not finite, first {first}; the loss scale is"
-                f" {trainer.loss_scale:g}. {way_out}"
+                f"{what} were skipped, because gradients were not finite; the first is {first}, and the loss scale"
+                f" is {trainer.loss_scale:g}. {way_out}"
             )
         else:
             return
@@ -223,7 +223,7 @@ class Fitting:
         if isinstance(validation, (tuple, list)) and len(validation) == 2 and len(names) != 2:
             validation = with_targets(validation[0], validation[1], names)
         if share and (validation is not None or rows is None):
-            what = "validation_data is set; omit one" if rows is not None else "these are batches; pass validation_data"
+            what = "validation_data is set; omit one" if rows is not None else "these are batches; use validation_data"
             raise TrainingError(f"validation_split takes rows from arrays, but {what}")
         if share and rows is not None:
             rows, held_out = rows.split(share)

@@ -226,15 +226,15 @@ class ModelLoss(WithWeights, Loss):
         One forward pass computes both the gradients and `results`.
         """
         graph, running = self._graph, self._weights.running
-        known = [v for v in variables if any(v is other for other in self.variables)]
-        if not known:
+        relevant = [v for v in variables if any(v is other for other in self.variables)]
+        if not relevant:
             return [None for _ in variables]
-        outputs = (*(graph.gradients[v.name] for v in known), *graph.buffers.values())
+        outputs = (*(graph.gradients[v.name] for v in relevant), *graph.buffers.values())
         results = self._run(outputs, np.asarray(seed, np.float32))
         running.update({f"{_BUFFER}{name}": np.array(results[new]) for name, new in graph.buffers.items()})
         if graph.random is not None:
             running["random"] = running["random"] * np.array(MULTIPLIERS, np.int64) % PRIME
-        return [results[graph.gradients[v.name]] if any(v is other for other in known) else None for v in variables]
+        return [results[graph.gradients[v.name]] if any(v is other for other in relevant) else None for v in variables]
 
     def predict(self, batch: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the outputs of the model by name, in float32 and evaluation mode (running statistics, no dropout).

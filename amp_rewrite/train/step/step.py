@@ -47,7 +47,7 @@ _WIDTH = 60
 
 
 def model_name(model: Model) -> str:
-    """Return the name of a model's file, else of its graph, for reports."""
+    """Return the name of a model's file, or of its graph, for reports."""
     return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
@@ -90,9 +90,9 @@ class TrainingReport(Result):
     @property
     def brief(self) -> str:
         """Model, loss and number of trained parameters, in one line."""
-        numbers = sum(row.size for row in self.trained)
+        elements = sum(row.size for row in self.trained)
         parameters = count(len(self.trained), "parameter")
-        return f"{self.model}: trains {parameters} of {count(numbers, 'number')} by {self.loss}"
+        return f"{self.model}: trains {parameters} ({count(elements, 'element')}) by {self.loss}"
 
     def table(self) -> str:
         """Return the parameters as a table with the notes below it."""
@@ -100,8 +100,8 @@ class TrainingReport(Result):
         for role, words in ((TRAINED, "trained"), (FROZEN, "not trained")):
             rows = [row for row in self.parameters if row.role == role]
             if rows:
-                numbers = sum(row.size for row in rows)
-                lines.append(f"  {words}: {len(rows)} of {count(numbers, 'number')}")
+                elements = sum(row.size for row in rows)
+                lines.append(f"  {words}: {len(rows)} ({count(elements, 'element')})")
                 width = min(max(len(row.name) for row in rows), _WIDTH)
                 lines += [f"    {row.name:<{width}}  {list(row.shape)!s:<14} {row.why}".rstrip() for row in rows]
         lines += [f"  note: {note}" for note in self.notes]
@@ -230,7 +230,7 @@ def training_step(
 ) -> TrainingStep:
     """Build one model for a training step: forward pass, backward pass, update and adjustment of the loss scale.
 
-    The method is that of Micikevicius et al., *Mixed Precision Training* (2018), section 3. The backward pass starts
+    The method follows Micikevicius et al., *Mixed Precision Training* (2018), section 3. The backward pass starts
     from the loss scale, so gradients are scaled; the loss itself is not. The step casts the float32 parameters to the
     low type once. The gradients are cast back to float32, unscaled, tested and applied in float32. With a dynamic
     scale, a step with nonfinite gradients changes only the scale, which it halves. With a fixed scale, or none, such a
@@ -240,7 +240,7 @@ def training_step(
     name, and Dropout is active. Otherwise both behave as in the model. With micro-batches, the last run makes the step
     with the mean of all gradients.
 
-    A process chooses a policy by `set_policy`, or by enabling or disabling the graph rewrite.
+    A process chooses a policy with `set_policy`, or by enabling or disabling the graph rewrite.
 
     Args:
         model: a model, as for `convert`; it is not changed.
@@ -293,7 +293,7 @@ def step_of(
     if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
         raise TrainingError(
             f"{type(scale).__name__} is a custom loss scale, but a training step computes its scale in the graph; use a"
-            " DynamicLossScale or a number, or wrap the optimizer in a LossScaleOptimizer in a custom loop"
+            " DynamicLossScale or a number, or a LossScaleOptimizer in a custom loop"
         )
     micro_batches = whole_number("micro_batches", micro_batches, 1)
     prepared = assembly.Prepared.of(subject, loss)

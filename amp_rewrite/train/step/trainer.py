@@ -199,7 +199,7 @@ class Trainer(AttributeHints, HoldsSession):
             batch_size: rows per batch of arrays, 32 by default; the last batch may have fewer.
             epochs: number of passes over the data.
             learning_rate: a number ≥ 0, a `Schedule`, or a function of the step count; None uses the optimizer's.
-            progress: called as `progress(done, total)` with counts of runs, such as `amp_rewrite.progress_bar`.
+            progress: called as `progress(done, total)` with counts of runs, for example `amp_rewrite.progress_bar`.
             **options: `FitOptions`, such as validation_data, seed and callbacks.
 
         Returns:
@@ -361,8 +361,8 @@ class Trainer(AttributeHints, HoldsSession):
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of parameters and running statistics by name."""
-        kept = [v for v in self.step.state if v.name.startswith(("parameter/", "buffer/"))]
-        return {v.input: np.array(self._stepper.buffer.view(self._now.side, v.input)) for v in kept}
+        variables = [v for v in self.step.state if v.name.startswith(("parameter/", "buffer/"))]
+        return {v.input: np.array(self._stepper.buffer.view(self._now.side, v.input)) for v in variables}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Set parameters and running statistics; slots and counts do not change.
@@ -379,7 +379,7 @@ class Trainer(AttributeHints, HoldsSession):
         self._stepper.buffer.put(self._now.side, arrays)
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
-        """Return the float32 outputs of the model for all rows, as its first output; index it by name for the others.
+        """Return the outputs of the model for all rows, in float32; index the result by name for other outputs.
 
         Args:
             x: inputs, as for `fit`; targets are ignored.

@@ -55,10 +55,10 @@ class Schedule:
     def __post_init__(self) -> None:
         to_python_numbers(self)
         for part in fields(self):
-            value, least = getattr(self, part.name), int(part.name == "decay_steps")
-            if not isinstance(value, (int, float)) or not least <= value < math.inf:
+            value, minimum = getattr(self, part.name), int(part.name == "decay_steps")
+            if not isinstance(value, (int, float)) or not minimum <= value < math.inf:
                 raise TrainingError(
-                    f"{part.name} of {type(self).__name__} must be a finite number of at least {least}, not {value!r}"
+                    f"{part.name} of {type(self).__name__} must be a finite number of at least {minimum}, not {value!r}"
                 )
 
     def __call__(self, step: int) -> float:
@@ -220,7 +220,7 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
-        """Return a new optimizer from a `get_config` result of this class or of Keras's."""
+        """Return a new optimizer from a `get_config` result, of this class or of Keras."""
         names = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
         return cls(**{n: value for n, value in named.items() if n in names or value not in _OFF_IN_KERAS.get(n, ())})

@@ -69,8 +69,8 @@ def test_the_command_writes_a_step_and_describes_it(folder: Path) -> None:
 
     assert (done.exit_code, done.stderr) == (0, "wrote net.step.onnx\n")
     assert done.stdout.startswith(
-        f"net.onnx: trains 4 parameters of 212 numbers by {CROSS_ENTROPY}\n"
-        "  trained: 4 of 212 numbers\n"
+        f"net.onnx: trains 4 parameters (212 elements) by {CROSS_ENTROPY}\n"
+        "  trained: 4 (212 elements)\n"
         "    w1  [8, 16]\n"
         "    b1  [16]\n"
         "    w2  [16, 4]\n"
@@ -89,11 +89,11 @@ def test_the_command_accepts_the_librarys_options(folder: Path) -> None:
 
     assert done.exit_code == 0
     assert done.stdout == (
-        "net.onnx: trains 2 parameters of 68 numbers by mean_squared_error(y, goal)\n"
-        "  trained: 2 of 68 numbers\n"
+        "net.onnx: trains 2 parameters (68 elements) by mean_squared_error(y, goal)\n"
+        "  trained: 2 (68 elements)\n"
         "    w2  [16, 4]\n"
         "    b2  [4]\n"
-        "  not trained: 2 of 144 numbers\n"
+        "  not trained: 2 (144 elements)\n"
         "    w1  [8, 16]        named in freeze\n"
         "    b1  [16]           named in freeze\n"
     )

@@ -194,7 +194,7 @@ def test_label_smoothing_stays_in_the_export(way: str, monkeypatch: pytest.Monke
 
     if way == "classes":  # PyTorch's exporter leaves the smoothing out
         monkeypatch.setattr(torch_forms, "_cross_entropy", lambda *_: None)
-        with pytest.raises(TrainingError, match="the export computes something else than the module: on the example"):
+        with pytest.raises(TrainingError, match="the exported model does not match the module: on the example"):
             from_torch(net, batch)
 
 

@@ -78,7 +78,7 @@ def test_zeros_and_ones_that_multiply_are_a_mask() -> None:
 
 @pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "layers.0.cos_cached"])
 def test_a_buffer_is_recognized_by_its_name(name: str) -> None:
-    assert _why(_step(_positions(RNG.normal(size=(12, 8)), name)))[name] == ("frozen", "a buffer by its name")
+    assert _why(_step(_positions(RNG.normal(size=(12, 8)), name)))[name] == ("frozen", "named like a buffer")
 
 
 def test_an_initial_state_is_not_trained_through_an_expand() -> None:
@@ -124,14 +124,14 @@ def test_a_name_overrides_the_rules_and_a_glob_does_not() -> None:
     assert _step(model, parameters=["*"]).parameters == ("w",)
     named = _step(model, parameters=["*", "net.inv_freq"])
     assert named.parameters == ("net.inv_freq", "w")
-    assert _why(named)["net.inv_freq"][1] == "named in parameters, although it is a buffer by its name"
+    assert _why(named)["net.inv_freq"][1] == "named in parameters, although it is named like a buffer"
 
 
 def test_the_report_of_a_lowered_step_has_both_tables() -> None:
     report = training_step(mlp(), loss=CROSS_ENTROPY).report
     assert report is not None and report.conversion is not None
     assert report.rows == tuple(report.conversion.rows)
-    assert "trained: 4 of 212 numbers" in report.text() and "→ float16" in report.text()
+    assert "trained: 4 (212 elements)" in report.text() and "→ float16" in report.text()
     assert report.to_dict()["conversion"] == report.conversion.to_dict()
     assert report.to_dict()["parameters"][0] == {"name": "w1", "role": "trained", "shape": [8, 16], "why": ""}
 
@@ -175,7 +175,7 @@ def test_weights_merged_by_an_exporter_are_an_error_with_a_remedy() -> None:
         "the initializer 'scale' stands for several weights: 2 ops read it and all its elements are equal, so an"
         " exporter merged equal weights. Training would keep them equal. Export with"
         " amp_rewrite.train.from_torch(module, example), which keeps weights separate, or name the initializer in"
-        " `parameters` to train it as one weight, or in `freeze`"
+        " `parameters` to train it as one weight, or in `freeze` to leave it unchanged"
     )
     assert _step(model, parameters=["scale", "w"]).parameters == ("scale", "w")
     assert _step(model, freeze="scale").parameters == ("w",)
