@@ -133,8 +133,8 @@ def auto_convert_mixed_precision_model_path(
 
 _CPU = "CPUExecutionProvider"
 _UNSOLVED = (
-    "validation failed: the outputs are not near enough with all ops in float32 that may be; the bound is narrower than"
-    " float16 inputs and outputs allow (keep_io_types=True keeps them), or than float32 itself reaches"
+    "validation failed: even with every op in float32 the outputs are not close enough; the bounds are tighter than"
+    " float16 inputs and outputs allow (keep_io_types=True keeps them float32), or than float32 itself reaches"
 )
 
 

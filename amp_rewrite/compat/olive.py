@@ -67,7 +67,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
             logger.error("AmpRewrite: %s", error)
             return False
         if "tolerance" in options and "data" not in options:
-            logger.error("AmpRewrite: a tolerance needs data to measure errors on; give data, too")
+            logger.error("AmpRewrite: a tolerance needs data to measure errors on; set data as well")
             return False
         return True
 

@@ -360,7 +360,7 @@ def _notes(entries: Sequence[BenchEntry], provider: str, random: bool) -> Iterat
     if provider == CUDA:
         yield "float32 is computed without TF32 unless the name says so; onnxruntime itself uses it by default"
     if random:
-        yield "the data are random: a model whose work depends on its data may take a different time on yours"
+        yield "the data is random: a model whose work depends on its data may take a different time on yours"
 
 
 def interleaved(

@@ -166,25 +166,25 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     if unloaded and not unloaded.startswith(DRIVER):  # the check of the GPU reports a missing driver
         yield Check("libraries", FINDING, unloaded, install(f"{DEFAULT}[cuda,cudnn]=={answer['version']}"))
     if "failure" in answer:
-        yield Check("provider", UNKNOWN, "onnxruntime could not be asked")
+        yield Check("provider", UNKNOWN, "onnxruntime did not answer")
     elif answer["opens"]:
         yield Check("provider", OK, "CUDAExecutionProvider opens")
     else:
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
     yield from _plugins(answer)
     table = installed_kernels().runtime
-    fact = f"the kernel table is that of {table}"
+    fact = f"the kernel table is for {table}"
     if not installed or any(table.endswith(f" {package.version}") for package in installed):
         yield Check("kernels", OK, fact)
     else:
-        fact += f", and {' and '.join(map(str, installed))} is installed: its kernels may differ"
+        fact += f", but {' and '.join(map(str, installed))} is installed: its kernels may differ"
         yield Check("kernels", FINDING, fact, install(table.replace(" ", "==")))
 
 
 def _fast(gpu: Gpu) -> str:
     slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in FAST_FROM.items() if gpu.capability < (a, b)]
     fast = [t.spelling for t, first in FAST_FROM.items() if gpu.capability >= first]
-    speed = f"fast in {' and '.join(fast)}" if fast else "fast in no low type"
+    speed = f"fast in {' and '.join(fast)}" if fast else "not fast in any low type"
     return f"{speed} ({', '.join(slow)})" if slow else speed
 
 
@@ -206,7 +206,7 @@ def _plugins(answer: Answer) -> Iterator[Check]:
     for plugin in answer.get("plugins", ()):
         named = f"{plugin['package']} {plugin['release']}"
         if plugin["failure"]:
-            yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "its documentation names what it needs")
+            yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "see the requirements in its docs")
         else:
             offered = f"{', '.join(plugin['providers'])} on {', '.join(plugin['devices'])}"
             yield Check("plugin", OK, f"{named} offers {offered}")
@@ -245,9 +245,9 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         remedy = "for a file that also runs elsewhere, convert the source with --fuse contrib"
         yield Check("operators", ADVICE, fact, remedy)
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
-        described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
+        described = f"{count(kinds.total(), 'op')} without a known schema ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"
-        yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
+        yield Check("placement", UNKNOWN, f"{described}: the provider is not known", remedy)
     yield from _alignment(view, low)
     options = cuda_options(examine)
     if options.line:
@@ -262,7 +262,7 @@ def _ops_on_cpu(view: View, kernels: Kernels) -> Iterator[Check]:
     by_reason = on_cpu(view, kernels)
     for (reason, opset), names in by_reason.items():
         fact = f"{reason}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
-        way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
+        way = f"opset {opset} has one" if opset else "no opset has one: write it with other ops"
         yield Check("placement", FINDING, fact, way)
     if not by_reason:
         yield Check("placement", OK, "by the kernel table, no float op runs on the CPU")
@@ -323,8 +323,8 @@ VALUES = Check(
     "values",
     UNKNOWN,
     "not checked: doctor reads types, shapes and constants, not the values that a model computes",
-    "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half model,"
-    " name MODEL twice",
+    "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half-precision"
+    " model, name MODEL twice",
 )
 _FEW = 1 << 24  # elements; a larger constant is not searched for infinity
 _BY_CHOICE = {reasons.FOLDED, reasons.NO_GAIN, reasons.QUANTIZED, reasons.CLUSTER}
@@ -353,7 +353,7 @@ def type_of(source: Model) -> Check:
     words = "no floats" if not named else named[0] if len(named) == 1 else f"mixed {' and '.join(named)}"
     counted = [f"{number} {dtype}" for dtype, number in floats.most_common()]
     if quantized:
-        words = f"quantized, beside {words}"
+        words = f"quantized, {'the rest ' if named else ''}{words}"
         counted.append(count(report.totals.integer_ops, "integer op"))
     sizes = {dtype: size for dtype, size in report.weights.items() if size}
     stored = ", ".join(f"{100 * size / sum(sizes.values()):.3g} % {dtype}" for dtype, size in sizes.items())
@@ -373,7 +373,7 @@ def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
             found[paint.rule].setdefault(op.name, paint.note)
     yield from _harmed(found, low)
     if denied := found.get(reasons.DENY):
-        fact = f"{count(len(denied), 'op')} of the deny list in {low.spelling} ({shortened(list(denied))})"
+        fact = f"{count(len(denied), 'op')} on the deny list in {low.spelling} ({shortened(list(denied))})"
         yield Check("deny list", ADVICE, fact, "a conversion of the float32 model keeps such ops in float32")
     for finding in draft.expansions:
         if finding.kind in ("saturated", "selected", "bias"):
@@ -381,7 +381,7 @@ def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
             yield Check("constants", FINDING if finding.kind == "saturated" else ADVICE, fact, _MEND)
     infinite = [view.value_name(v) for v in view.constants if view.dtype(v) is low and _infinite(view, v)]
     if infinite:
-        fact = f"{count(len(infinite), 'constant')} of {low.spelling} with infinity ({shortened(infinite)})"
+        fact = f"{count(len(infinite), f'{low.spelling} constant')} with infinity ({shortened(infinite)})"
         remedy = "if the float32 model has a finite number there, it overflowed: convert that model"
         yield Check("constants", ADVICE, fact, remedy)
 
@@ -397,7 +397,7 @@ def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Chec
         fact = f"{count(len(ops), 'op')} in {low.spelling} ({shortened(list(ops))}): {reasons.words(rule)}{example}"
         yield Check(f"rule {rule}", FINDING, fact, _MEND)
     if not broken:
-        fact = f"no op in {low.spelling} that a safety rule keeps in float32, as far as constants and shapes tell"
+        fact = f"no safety rule would keep a {low.spelling} op in float32, judging by constants and shapes"
         yield Check("rules", OK, fact)
 
 

@@ -229,8 +229,8 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
     opset = view.opsets.get("", FIRST_WHERE)
     if opset < FIRST_WHERE:
         raise ModelError(
-            f"the model imports ai.onnx opset {opset}, and ranges are measured from opset {FIRST_WHERE} on; raise it"
-            " with onnx.version_converter"
+            f"the model imports ai.onnx opset {opset}, but ranges are measured only from opset {FIRST_WHERE} on;"
+            " convert it with onnx.version_converter"
         )
     proto = clone(view.model.proto)
     proto.ClearField("training_info")

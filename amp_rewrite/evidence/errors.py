@@ -148,7 +148,7 @@ class Pairing:
         pairing = replace(pairing, values=values, elements=elements)
         if not pairing.measured:
             number = count(len(measured), "value")
-            raise ModelError(f"{number} of the two models match by name, and none of them by shape")
+            raise ModelError(f"{number} of the two models match by name, but none by shape")
         return pairing
 
     def accumulated(self, progress: Progress | None = None) -> Errors:

@@ -142,7 +142,7 @@ def locate(
     pairing = Pairing.of(reference, candidate, feed)
     accumulated = pairing.accumulated(progress)
     errors_by_op = _errors_by_op(pairing, accumulated, pairing.local(progress))
-    notes = ["the data are random", *feed.notes] if feed.random else [*feed.notes]
+    notes = ["the data is random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
         twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
         notes.insert(0, twin)

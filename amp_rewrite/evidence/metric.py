@@ -121,7 +121,7 @@ def _of_text(metric: object) -> Criterion:
     if not measure.low <= limit <= measure.high or abs(limit) >= sys.float_info.max:
         span = "" if math.isinf(measure.low) else f" from {measure.low:g} to {measure.high:g}"
         example = spelled("metric", f"{name}={measure.usual:g}")
-        raise PolicyError(f"{spelled('metric', metric)} has no finite number{span} as its bound; write {example}, say")
+        raise PolicyError(f"{spelled('metric', metric)} needs a finite bound{span}, as in {example}")
     return Criterion(name, limit)
 
 
@@ -192,14 +192,14 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
         if odd.size:
             return _at(replace(difference, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
         if not x.size:
-            return replace(difference, because="no value is finite, all are alike" if a.size else "no elements")
+            return replace(difference, because="no value is finite, and all agree" if a.size else "no elements")
         if by.name == ALLCLOSE:
             score = float(units.max())
         else:
             score = float(MEASURES[by.name].function(*((a, b) if by.name == "top1" else (x, y))))
     because = f"{by.measured} {score:.4g}, {'at least' if by.higher else 'at most'} {by.limit:g} required"
     if infinite := int(finite.size - finite.sum()):
-        because += f"; {infinite} that are not finite are alike"
+        because += f"; {infinite} nonfinite values agree"
     return replace(difference, score=score, ok=by.passes(score), because=because)
 
 
@@ -210,7 +210,7 @@ def _not_finite(a: Array, b: Array, odd: Array) -> str:
         return f"{both} of {a.size} values are NaN on both sides, which proves nothing"
     lost = int(np.count_nonzero(np.isfinite(x)))
     if lost:
-        return f"{lost} of {a.size} values are NaN or infinite where those of the reference are finite"
+        return f"{lost} of {a.size} values are NaN or infinite where the reference is finite"
     return f"{odd.size} of {a.size} values are not finite, and differ"
 
 
@@ -237,7 +237,7 @@ def differences(
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         yield part, compare(a, b, by, equal_nan=equal_nan)
     elif a is None and b is None:
-        yield part, Difference(0, True, "nothing on both sides", compared=1)
+        yield part, Difference(0, True, "no value on either side", compared=1)
     elif isinstance(a, dict) and isinstance(b, dict):
         found = _by_key([a], [b], by, equal_nan)
         yield part, replace(found, where=found.where[1:] if found.where else None)

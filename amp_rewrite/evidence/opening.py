@@ -94,8 +94,8 @@ def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
         raise ModelError(f"{name}: {error}") from error
     if runner.provider != provider:
         raise ModelError(
-            f"{name}: {provider} cannot be used here; use {spelled('provider', runner.provider)}, or install what it"
-            " needs"
+            f"{name}: {provider} cannot be used here; use {spelled('provider', runner.provider)}, or install its"
+            " libraries"
         )
     return runner
 
@@ -140,8 +140,8 @@ def drawing(model: Model, name: str) -> Iterator[str]:
     if drawn:
         more = f" and {len(drawn) - 1} more" if drawn[1:] else ""
         yield (
-            f"{drawn[0].name!r} ({drawn[0].kind}){more} in {name} draws random numbers without a seed, others in each"
-            " run; give it the attribute seed"
+            f"{name} draws different random numbers in each run; set the attribute seed of {drawn[0].name!r}"
+            f" ({drawn[0].kind}){more}"
         )
 
 

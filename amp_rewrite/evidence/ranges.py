@@ -109,7 +109,7 @@ class Ranges(Result):
             if mine != theirs:
                 fault = f"{what} {mine[:12]} and {theirs[:12]} differ"
                 name = f", {self.model}" if self.model else ""
-                raise EvidenceError(f"the ranges are of another model{name}: {fault}; {_AGAIN} on this one")
+                raise EvidenceError(f"the ranges belong to another model{name}: {fault}; {_AGAIN} on this one")
 
     def to_json(self) -> str:
         """Return JSON with one value per line; equal ranges have equal JSON."""
@@ -154,7 +154,7 @@ class Ranges(Result):
         except OSError as cause:
             raise EvidenceError(f"cannot read {path}: {cause.strerror}; name a file that calibrate wrote") from cause
         if len(content) > MAX_BYTES:
-            raise EvidenceError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so not a file of ranges")
+            raise EvidenceError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so it is not a file of ranges")
         return cls.from_json(content, str(path))
 
     def text(self, *, top: int | None = None) -> str:
@@ -242,7 +242,7 @@ def _range(value: object) -> Range:
 
 def _size(value: object) -> float:
     if type(value) not in (int, float) or not 0 <= value <= DType.DOUBLE.max:  # type: ignore[operator]
-        raise Malformed("must be a finite number that is not negative")
+        raise Malformed("must be a finite number, 0 or more")
     return float(value)  # type: ignore[arg-type]
 
 

@@ -240,7 +240,7 @@ def _caveats(
     reference: Side, candidate: Side, feed: Feed, outputs: Sequence[str], comparison: Comparison
 ) -> Iterator[str]:
     if feed.random:
-        yield "random data show that the models run, not how accurate they are on yours"
+        yield "random data shows that the models run, not how accurate they are on your data"
     yield from feed.notes
     if comparison.equal_nan:
         yield "NaN on both sides counts as equal"
@@ -380,7 +380,7 @@ class Verdict(Result):
         return (
             *self.notes,
             *filter(None, [self.reached]),
-            "`amp-rewrite locate` names the op that the error comes from",
+            "`amp-rewrite locate` finds the op that causes the error",
         )
 
     @property

@@ -110,7 +110,7 @@ class Draft:
         drawback = _drawback_of_opset(draft, kept)
         if drawback is None:
             return draft
-        note = f"opset {indexed.opset} stays: at {draft.view.opset} {drawback}"
+        note = f"opset {indexed.opset} stays: at opset {draft.view.opset} {drawback}"
         findings = (Finding("opset", "ai.onnx", note),) if drawback else ()
         return replace(kept, request=request, notes=(*kept.notes, *findings))
 
@@ -377,7 +377,7 @@ def finish(
 
 def _parted_findings(view: View, plan: Plan) -> Iterator[Finding]:
     if plan.parted:
-        number = count(len(plan.parted), "Transpose stands", "Transposes stand")
+        number = count(len(plan.parted), "Transpose stays", "Transposes stay")
         yield Finding(
             "parted",
             view.ops[min(plan.parted)].name,

@@ -55,7 +55,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
     if wide:
-        note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, but only float32 becomes low"
+        note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, but only float32 is lowered"
         yield Finding("float64", "model", note)
     if view.low_types:  # low values in the model are not painted
         return
@@ -182,8 +182,8 @@ def refuse_unknown(view: View, target: Target) -> None:
     if unknown:
         op = unknown[0]
         raise ModelError(
-            f"node {op.name!r}: ai.onnx opset {view.opset} has no operator {op.op_type!r} that onnx {onnx.__version__}"
-            " knows; upgrade onnx, correct the opset import, or for a TensorRT plugin set the target to tensorrt"
+            f"node {op.name!r}: onnx {onnx.__version__} knows no operator {op.op_type!r} in ai.onnx opset {view.opset};"
+            " upgrade onnx, correct the opset import, or for a TensorRT plugin set the target to tensorrt"
         )
 
 

@@ -125,7 +125,7 @@ class Binding:
         for name, tensor in feeds.items():
             if name not in self.inputs:
                 names = ", ".join(map(repr, self.inputs))
-                raise ModelError(f"input {name!r} is not bound; bound are {names}")
+                raise ModelError(f"input {name!r} is not bound; the bound inputs are {names}")
             old, new = self.inputs[name], as_value(tensor)
             if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
                 raise ModelError(
@@ -236,7 +236,7 @@ class BufferedRunner:
                 if form != (array.shape, array.dtype):
                     if name not in self.inputs:
                         names = ", ".join(sorted(self.inputs))
-                        raise ModelError(f"{name!r} is not an input to feed; the inputs are {names}")
+                        raise ModelError(f"{name!r} is not an input; the inputs are {names}")
                     memory = memory_for(array, self.buffer.place)
                     for binding in self._bound:
                         binding.bind_ortvalue_input(name, memory)

@@ -90,7 +90,7 @@ class RuntimeFault:
             return f"set the provider option {settings}, as sessions of this package do"
         if self.advice:
             return self.advice
-        return "keep these ops float32 (`--keep`), or use a release without it"
+        return "keep these ops float32 (`--keep`), or use another release"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
     if not machine.gpus:
         return f"{machine.absence}; on a CPU {to.spelling} is slower, not faster"
     if device >= len(machine.gpus):
-        return f"there is no GPU {device}, only {len(machine.gpus)}"
+        return f"there is no GPU {device}: this machine has {len(machine.gpus)}"
     gpu, (major, minor) = machine.gpus[device], FAST_FROM[to]
     if gpu.capability >= (major, minor):
         return None

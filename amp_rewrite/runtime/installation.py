@@ -112,7 +112,7 @@ def onnxruntime(feature: str | None = None) -> Any:
     except Exception as cause:
         fault = _fault_of(cause)
         what = f"{feature} runs models" if feature else "models run"
-        raise MachineError(f"{what} in onnxruntime, and {fault.fact}; {fault.remedy}") from cause
+        raise MachineError(f"{what} in onnxruntime, but {fault.fact}; {fault.remedy}") from cause
     return ort
 
 
@@ -126,7 +126,7 @@ def _fault_of(cause: Exception) -> InstallationFault:
     if (fault := installation_fault(installed)) is not None:
         return fault
     if not installed and isinstance(cause, ModuleNotFoundError) and cause.name == _MODULE:
-        return InstallationFault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for the CPU alone)")
+        return InstallationFault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for CPUs only)")
     named = " and ".join(map(str, installed)) or "a module of that name"
     fact = f"{named} cannot be imported: {type(cause).__name__}: {one_line(cause)[:300]}"
     return InstallationFault(fact, again(installed[0]) if installed else install(DEFAULT))
@@ -220,7 +220,7 @@ def check_providers(providers: Sequence[str]) -> None:
             legal = ", ".join(available)
             raise PolicyError(f"this onnxruntime has no provider {provider!r}{causes}; use one of {legal}")
         if plugin_devices and (position or set(providers[1:]) - {CPU}):
-            raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
+            raise PolicyError(f"{provider} is a plugin, which only {CPU} may follow; leave out the others")
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -247,14 +247,14 @@ _DEFAULT_REMEDIES = {
     "open": "`amp-rewrite report MODEL` shows its ops and types",
     "run": "check the data against the model's inputs",
 }
-_NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"
+_NEWER = "install a newer onnxruntime, or convert the model to an older opset with onnx.version_converter"
 _REMEDY_BY_PATTERN = {
     "is not a registered function/op": "give the model a local function of that name, or use ops that it knows",
     "No Op registered for": "check the spelling, or import the opset that has it",
     "No opset import for domain": "add it to opset_import",
     "Could not find an implementation|Kernel not found": NO_KERNEL,
     "official support for domain|is under development": _NEWER,
-    "provider option": "see onnxruntime's page about that provider, or leave it out",
+    "provider option": "see onnxruntime's page on that provider, or leave it out",
     "graph (capture )?feature as requested by the user as ": "turn CUDA graphs off (cuda_graph, enable_cuda_graph)",
     "max supported IR version": "install a newer onnxruntime, or export the model again for an older one",
 }

@@ -31,13 +31,13 @@ def in_subprocess(program: str, *arguments: str, subject: str = "onnxruntime", s
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     except subprocess.TimeoutExpired as cause:
-        raise MachineError(f"{subject} did not answer in {seconds:.0f} seconds") from cause
+        raise MachineError(f"{subject} did not answer within {seconds:.0f} seconds") from cause
     if done.returncode < 0:
         name = signal.strsignal(-done.returncode)
         raise MachineError(f"{subject} ended the process with signal {-done.returncode} ({name})")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise MachineError(f"{subject} did not answer: the process ended with {done.returncode}: {last[:300]}")
+        raise MachineError(f"{subject} did not answer: the process exited with code {done.returncode}: {last[:300]}")
     return done.stdout
 
 

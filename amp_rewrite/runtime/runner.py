@@ -129,8 +129,8 @@ class Runner:
         opened = session.get_providers()[0]
         if opened not in providers:
             raise ModelError(
-                f"{' and '.join(providers)} cannot be opened on this machine, only {opened}; name {opened} too, or"
-                " install what the other needs"
+                f"{' and '.join(providers)} cannot be opened on this machine, only {opened}; add {opened}, or install"
+                " the missing libraries"
             )
         written = written_to(model.proto.graph)
         return cls(input_ports(model), output_ports(model), opened, providers[opened], session, written)

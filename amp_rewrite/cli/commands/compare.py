@@ -130,7 +130,7 @@ _TIME = "Timing"
     option("--provider", "NAME", "Provider that must run all models.", _TIME),
     option("--rounds", "N", "Rounds; the models take turns in each.  [default: 20]", _TIME, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
-    option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
+    option("--memory/--no-memory", None, "Also measure peak memory.", _TIME, default=True),
     parameters.as_json,
     parameters.quiet(),
 )

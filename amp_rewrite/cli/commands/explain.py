@@ -41,7 +41,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     The reasons lead back to their first op. MODEL can also be a report. NODE is an op, an op type (Softmax) or
     a pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that
-    computes it. Given options of `convert`, also for data, it explains what `convert` would do.
+    computes it. With options of `convert`, including data, it explains that conversion.
 
     WORD is an op type (to print its lists), a reason, rule, fusion or kind of finding, or `lists` or `rules` for all
     of them. --json is only for ops of a MODEL.

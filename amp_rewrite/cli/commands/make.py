@@ -92,7 +92,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
         twin = emulate(source, rounding=not no_rounding, io=io)
         twin.save(output, **saving, progress=progress)
     if twin.proto.graph == source.proto.graph:
-        terminal.talk(f"nothing to emulate: {model.name} has no float16 and no bfloat16", quiet=quiet)
+        terminal.talk(f"nothing to emulate: {model.name} has neither float16 nor bfloat16", quiet=quiet)
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
@@ -141,7 +141,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     It takes a batch, the state and a learning rate, and returns loss, metrics and the new state: forward and backward
     pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
 
-    --keep, --lower, --lists, --target, --set and amp.toml are those of `convert`; `to` selects the policy. Settings for
+    --keep, --lower, --lists, --target, --set and amp.toml work as in `convert`; `to` selects the policy. Settings for
     inputs, outputs and fusions have no effect on a step.
     """
     from amp_rewrite.train.policy import Policy

@@ -27,7 +27,7 @@ from amp_rewrite.runtime.ports import Port, input_ports
 Batch = Mapping[str, Array]
 
 _SHOWN = 8  # names in an error
-_NO_BATCH = "the data contain no batch; give at least one"
+_NO_BATCH = "the data contains no batch; give at least one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +68,8 @@ class Feed:
             batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
             if number == 0 and self._mark not in (None, _mark(batch)):
                 raise FeedError(
-                    f"{self.origin}: a second pass gives other batches, but a search compares passes; turn shuffling"
-                    " and random changes off, and make a new array for each batch"
+                    f"{self.origin}: a second pass gave other batches, but a search compares passes; turn off shuffling"
+                    " and augmentation, and create a new array for each batch"
                 )
             yield from [batch] if self.feedback is None else self.feedback.runs(number, batch)
         if number < 0:
@@ -207,7 +207,7 @@ class Feed:
         batch, notes = _checked(first, ports, 0, self._allow_nonfinite, ignored)
         if ignored:
             names = shortened([short(name) for name in sorted(ignored)], _SHOWN)
-            notes = (*notes, f"ignored: {names}, because no input takes {'them' if len(ignored) > 1 else 'it'}")
+            notes = (*notes, f"ignored, because no input has this name: {names}")
         if back is not None:
             next(back.runs(0, batch))
         return replace(self, origin=origin, notes=notes, _ports=ports, _ignored=ignored, _mark=_mark(batch))
@@ -257,11 +257,11 @@ def _check_names(raw: Raw, ports: tuple[Port, ...], place: str, ignored: Collect
     known = [port.name for port in ports]
     for name in raw:
         if name not in known and name not in ignored:
-            inputs = f"{'input is' if len(known) == 1 else 'inputs are'} {', '.join(map(repr, known)) or 'none'}"
+            inputs = f"input{'s' * (len(known) > 1)} {', '.join(map(repr, known))}" if known else "no inputs"
             unfed = [one for one in known if one not in raw]
             meant = nearest(str(name), unfed) or (unfed if len(unfed) == 1 else [])
             rename = f"rename it to {meant[0]!r}, or " if meant else ""
-            raise FeedError(f"{place} has an array {short(str(name))}, but the model's {inputs}; {rename}drop it")
+            raise FeedError(f"{place} has an array {short(str(name))}, but the model has {inputs}; {rename}drop it")
     required = [port.name for port in ports if port.required and not port.container.startswith("optional")]
     missing = [repr(name) for name in required if name not in raw]
     if missing:
@@ -288,9 +288,9 @@ def _as_array(value: object, where: str) -> Array:
     try:
         array: Array = as_array(value)
     except (ValueError, TypeError, RuntimeError) as cause:
-        raise FeedError(f"{where} cannot be made an array: {' '.join(str(cause).split())[:200]}") from cause
+        raise FeedError(f"{where} cannot be converted to an array: {' '.join(str(cause).split())[:200]}") from cause
     if array.dtype.hasobject and not all(isinstance(item, (str, bytes)) for item in array.flat):
-        raise FeedError(f"{where} is {type(value).__qualname__} of objects; give an array of numbers")
+        raise FeedError(f"{where} holds objects; give an array of numbers")
     return array
 
 
@@ -299,7 +299,7 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
         return array, ""
     if port.dtype is DType.STRING:
         if array.dtype.kind not in "UO":
-            raise FeedError(f"{where} is {array.dtype}, and the input takes strings; give an array of str")
+            raise FeedError(f"{where} is {array.dtype}, but the input takes strings; give an array of str")
         return array.astype(object), ""
     to, taken = port.dtype.numpy, port.dtype.spelling
     if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # numpy loads saved bfloat16 arrays as V2
@@ -312,6 +312,6 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
     else:
         castable = native.kind in "iu" and to.kind in "iu" and np.can_cast(native, to, "safe")
     if not castable:
-        raise FeedError(f"{where} is {native}, and the input takes {taken}; cast it with .astype({str(to)!r})")
+        raise FeedError(f"{where} is {native}, but the input takes {taken}; cast it with .astype({str(to)!r})")
     with np.errstate(all="ignore"):  # overflow becomes infinity, which is checked below
         return array.astype(to), f"{native} cast to {taken}"

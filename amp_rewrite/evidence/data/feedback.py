@@ -60,7 +60,7 @@ class Feedback:
                 fitting = [port.name for port in outputs.values() if fits(port, inputs[into])]
                 raise FeedError(f"{where}: {types}; outputs that fit {into!r}: {_quoted(fitting)}")
             if sources.setdefault(into, out) != out:
-                raise FeedError(f"{where}: input {into!r} takes {sources[into]!r} already; name one output for it")
+                raise FeedError(f"{where}: input {into!r} is already fed {sources[into]!r}; name one output for it")
         return replace(self, ports=inputs)
 
     def __str__(self) -> str:
@@ -105,8 +105,8 @@ class Feedback:
             known = [size for size in shape if size is not None]
             if port.dtype is None or port.container != TENSOR or len(known) < len(shape):
                 raise FeedError(
-                    f"the first {port.name!r} is not in the data, and {_typed(port)} does not say how many zeros it"
-                    f" has; give {port.name!r} in the first batch"
+                    f"the first batch lacks {port.name!r}, which cannot start at zeros, because its size is unknown"
+                    f" ({_typed(port)}); add it"
                 )
             zeros[port.name] = np.zeros(known, port.dtype.numpy)
         return zeros

@@ -210,11 +210,11 @@ def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]
     fact, inputs = f"{where} is {count(len(arrays), 'array')}", ", ".join(map(repr, needed))
     if len(arrays) < len(needed):
         raise FeedError(
-            f"{fact}, and the model has the inputs {inputs}; give a tuple of arrays in this order, or {_FORMS}"
+            f"{fact}, but the model has the inputs {inputs}; give a tuple of arrays in this order, or {_FORMS}"
         )
     left = len(arrays) - len(needed)
     if left and spare:
-        raise FeedError(f"{fact}, and input {spare[0]!r} has a default: it or a label may be meant; give {_FORMS}")
+        raise FeedError(f"{fact}, and input {spare[0]!r} has a default, so the rest is ambiguous; give {_FORMS}")
     note = f"{count(left, 'array')} after those for {inputs or 'no input'} {NOT_FED}"
     return dict(zip(needed, arrays, strict=False)), note if left else ""
 
@@ -279,7 +279,7 @@ def _drawn_shapes(ports: Sequence[Port], asked: Drawing, assumed: dict[str, int]
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
         if len(sizes) > MAX_AXES or math.prod(max(1, size) for size in sizes) * 8 > asked.limit:
             most = f"at most {MAX_AXES} axes and {asked.limit} bytes"
-            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large: {most}")
+            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large; use {most}")
         shapes[port.name] = sizes
     return shapes
 
@@ -327,7 +327,7 @@ def _check_known(names: Iterable[str], ports: Sequence[Port], what: str) -> None
     known = [port.name for port in ports]
     for name in names:
         if name not in known:
-            hint = advice(name, known, f"the inputs are {', '.join(map(repr, known)) or 'none'}")
+            hint = advice(name, known, f"the inputs are {', '.join(map(repr, known))}" if known else "there are none")
             raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {hint}")
 
 

@@ -175,7 +175,7 @@ class Batch:
         for pattern in self.patterns:
             if all(pattern in outcome.unmatched for outcome in outcomes):
                 first = outcomes[0]
-                where = f"{pattern!r} matches in none of {count(len(outcomes), 'model')}; in {first.source}: "
+                where = f"{pattern!r} matches nothing in {count(len(outcomes), 'model')}; in {first.source}: "
                 raise PatternError((where if len(outcomes) > 1 else f"{first.source}: ") + first.unmatched[pattern])
 
 
@@ -236,5 +236,5 @@ def _check_targets(
         existing = [name_of(target) for _, target in (*models, *copies) if exists(target)]
         if existing:
             more = f" and {count(len(existing) - 1, 'more file')}" if len(existing) > 1 else ""
-            ways = f"{spelled('resume', True)} goes on from a report, {spelled('overwrite', True)} replaces all"
+            ways = f"{spelled('resume', True)} continues from a report, {spelled('overwrite', True)} replaces all"
             raise ModelError(f"{existing[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")

@@ -273,13 +273,13 @@ class Summary:
 
     def check(self, *, overwrite: bool, resume: bool) -> None:
         if url := url_of(self.path):
-            raise ReportError(f"cannot write a summary to {url}: lines are added to it; name a file of this machine")
+            raise ReportError(f"cannot write a summary to {url}: it grows by a line at a time; name a local file")
         if self.path.suffix.lower() not in _JSONL:
             fact = f"cannot write a summary to {self.path}: it has a line of JSON for each model"
             raise ReportError(f"{fact}; name a .jsonl file")
         check_place(self.path, ReportError)
         if os.path.lexists(self.path) and not (overwrite or resume):
-            way = f"go on from it with {spelled('resume', True)}, or replace it with {spelled('overwrite', True)}"
+            way = f"continue it with {spelled('resume', True)}, or replace it with {spelled('overwrite', True)}"
             raise ReportError(f"{self.path} exists; {way}")
 
     def read(self) -> Mapping[str, Outcome]:

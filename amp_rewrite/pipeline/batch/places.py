@@ -143,7 +143,7 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
                 shutil.copyfileobj(file, out, _CHUNK)
     except OSError as cause:
         raise ModelError(
-            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; allow it, or omit it"
+            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; permit it, or leave it out"
         ) from cause
 
 

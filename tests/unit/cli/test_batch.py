@@ -71,7 +71,7 @@ def test_a_pattern_without_a_match_is_an_error_after_all_are_written() -> None:
     done = run("src", "-o", "out", "--keep", "op=Softmax")
     assert done.exit_code == 2 and done.stdout.count("ok  ") == 3
     assert (
-        "error: 'op=Softmax' matches in none of 3 models; in src/decoder/model.onnx: pattern 'op=Softmax'"
+        "error: 'op=Softmax' matches nothing in 3 models; in src/decoder/model.onnx: pattern 'op=Softmax'"
         in done.stderr
     )
 

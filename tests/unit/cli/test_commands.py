@@ -69,7 +69,7 @@ ok: 3 values compared in 1 output and 1 batch
 """
 
 
-LOST = "2 of 3 values are NaN or infinite where those of the reference are finite"
+LOST = "2 of 3 values are NaN or infinite where the reference is finite"
 
 
 FAILED = f"""\
@@ -83,7 +83,7 @@ half.onnx against full.onnx
   y           0        0       0      -  [1]  351.56     inf        {LOST}
 
 failed: output 'y', batch 0: {LOST}
-note: `amp-rewrite locate` names the op that the error comes from
+note: `amp-rewrite locate` finds the op that causes the error
 """
 
 
@@ -208,7 +208,7 @@ def test_inputs_and_outputs_of_a_twin_have_the_requested_types(io: str, expected
 
 
 def test_a_model_without_low_types_is_written_unchanged_with_a_message() -> None:
-    said = "nothing to emulate: net.onnx has no float16 and no bfloat16\nwrote net.emulated.onnx\n"
+    said = "nothing to emulate: net.onnx has neither float16 nor bfloat16\nwrote net.emulated.onnx\n"
     assert outcome("emulate", "net.onnx") == (0, "", said)
     assert Path("net.emulated.onnx").read_bytes() == Path("net.onnx").read_bytes()
 
@@ -268,7 +268,7 @@ def test_a_report_in_place_of_ranges_is_recognized() -> None:
     assert str(refused.value).startswith("r.json") and "calibrate" in str(refused.value)
 
 
-REMARK = "ignored: 'label', because no input takes it\n"
+REMARK = "ignored, because no input has this name: 'label'\n"
 
 
 @pytest.mark.parametrize(

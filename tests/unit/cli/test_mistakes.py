@@ -137,7 +137,7 @@ MISTAKES = {
         " float16, 8e-2 for bfloat16; see HELP"
     ),
     "verify neg.onnx neg.onnx --data three.npz --metric snr": (
-        "--metric snr has no finite number as its bound; write --metric snr=40, say"
+        "--metric snr needs a finite bound, as in --metric snr=40"
     ),
     "verify neg.onnx neg.onnx --data three.npz --set rtol=1 --only z": "neg.onnx has no output 'z'; it has 'y'",
     f"verify {SUMS} --steps 2": "--steps 2 needs --feedback OUT=IN, and 1 step or more",
@@ -165,7 +165,7 @@ MISTAKES = {
     "locate neg.onnx net.onnx --data three.npz": (
         "no value of the two models matches: their ops have neither names nor structure in common"
     ),
-    "net.onnx --data named.npz": "batch 0 has an array 'X1', but the model's input is 'x'; drop it",
+    "net.onnx --data named.npz": "batch 0 has an array 'X1', but the model has input 'x'; drop it",
     "-": DASH,
     "report -": DASH,
     "convert ''": "the file name is empty; name a file; see HELP",

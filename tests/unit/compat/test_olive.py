@@ -121,7 +121,7 @@ def test_parameters_and_defaults_match_convert_plus_the_provider(olive: Any) -> 
     ("given", "words"),
     [
         ({"to": "int3"}, "int3"),
-        ({"tolerance": 0.01}, "a tolerance needs data to measure errors on; give data, too"),
+        ({"tolerance": 0.01}, "a tolerance needs data to measure errors on; set data as well"),
         ({"to": "bfloat16", "keep": ["op=Softmax"]}, None),
         ({"data": "batches.npz"}, None),
     ],

@@ -127,7 +127,9 @@ def test_a_separate_process_measures_more_memory_for_a_larger_model(tmp_path: Pa
 
 def test_a_failing_or_dying_process_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
-    with pytest.raises(MachineError, match=r"ended with 1: .*: input 'x' of batch 0 has the shape \[1, 4\]; the input"):
+    with pytest.raises(
+        MachineError, match=r"exited with code 1: .*: input 'x' of batch 0 has the shape \[1, 4\]; the input"
+    ):
         peak_memory(tmp_path / "m.onnx", {"x": np.zeros((1, 4), np.float32)}, CPU)
     dying = tmp_path / "python"
     dying.write_text("#!/bin/sh\nkill -9 $$\n")

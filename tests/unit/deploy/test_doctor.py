@@ -67,7 +67,7 @@ def test_a_machine_without_faults() -> None:
         "ok  driver       serves CUDA up to 13.0\n"
         "ok  onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
         "ok  provider     CUDAExecutionProvider opens\n"
-        "ok  kernels      the kernel table is that of onnxruntime-gpu 1.31.1\n"
+        "ok  kernels      the kernel table is for onnxruntime-gpu 1.31.1\n"
         "\nall well"
     )
 
@@ -82,7 +82,7 @@ def test_a_machine_with_every_fault() -> None:
         "FINDING  libraries    libcublasLt.so.13: cannot open shared object file\n"
         f"         {tool}\n"
         "FINDING  provider     CUDAExecutionProvider does not open: models run on the CPU\n"
-        "ok       kernels      the kernel table is that of onnxruntime-gpu 1.31.1\n"
+        "ok       kernels      the kernel table is for onnxruntime-gpu 1.31.1\n"
         "\n3 findings"
     )
 
@@ -93,7 +93,7 @@ def test_a_missing_driver_is_not_a_finding_but_another_releases_table_is() -> No
     assert check == Check(
         "kernels",
         "finding",
-        f"the kernel table is that of {load_kernels().runtime}, and onnxruntime-gpu 1.40.0 is installed: its kernels"
+        f"the kernel table is for {load_kernels().runtime}, but onnxruntime-gpu 1.40.0 is installed: its kernels"
         " may differ",
         install("onnxruntime-gpu==1.31.1"),
     )
@@ -104,7 +104,7 @@ def test_a_missing_driver_is_not_a_finding_but_another_releases_table_is() -> No
     [
         (Gpu("T4", (7, 5)), "float16", True, "fast in float16 (bfloat16 from 8.0 on)"),
         (Gpu("T4", (7, 5)), "bfloat16", False, "fast in float16 (bfloat16 from 8.0 on)"),
-        (P100, "float16", False, "fast in no low type (float16 from 7.0 on, bfloat16 from 8.0 on)"),
+        (P100, "float16", False, "not fast in any low type (float16 from 7.0 on, bfloat16 from 8.0 on)"),
     ],
 )
 def test_each_gpu_lists_its_fast_types(gpu: Gpu, to: str, well: bool, fact: str) -> None:
@@ -179,8 +179,8 @@ def test_dimensions_unsuited_to_tensor_cores_are_named(graph: str, facts: list[s
 @pytest.mark.parametrize(
     ("node", "opset", "fact", "remedy"),
     [
-        ("Tan", 20, "no cuda kernel for Tan", "it has none at any opset: spell it out in other ops"),
-        ("EyeLike", 22, "no cuda kernel for EyeLike of version 22", "at opset 21 there is one"),
+        ("Tan", 20, "no cuda kernel for Tan", "no opset has one: write it with other ops"),
+        ("EyeLike", 22, "no cuda kernel for EyeLike of version 22", "opset 21 has one"),
         ("Identity", 22, None, None),
     ],
 )
@@ -283,7 +283,7 @@ def test_infinity_in_a_half_constant_may_be_a_number_that_overflowed() -> None:
     body = "s = MatMul (x, x) f = Where (m, s, far) y = Softmax (f)"
     model = half(f"g (float16[8, 8] x, bool[8, 8] m) => (float16[8, 8] y) {{ {body} }}", far=-np.inf)
     (check,) = about(checked(model=model), "constants")
-    assert (check.state, check.fact) == ("advice", "1 constant of float16 with infinity (far)")
+    assert (check.state, check.fact) == ("advice", "1 float16 constant with infinity (far)")
 
 
 NEG = "g (float[8, 8] x) => (float[8, 8] y) { y = Neg (x) }"
@@ -303,12 +303,12 @@ NEG = "g (float[8, 8] x) => (float[8, 8] y) { y = Neg (x) }"
         (
             "g (float[8, 8] x) => (float[8, 8] y) <float s = {0.1}, int8 z = {0}> {"
             " q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Neg (d) }",
-            "quantized, beside float32; ops: ",
+            "quantized, the rest float32; ops: ",
         ),
         (
             "g (float[8, 8] x) => (float[8, 8] y) <float s = {0.1}> {"
             " z = Constant <value = float8e4m3fn {0}> () q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }",
-            "quantized, beside",
+            "quantized, the rest",
         ),
     ],
 )
@@ -335,7 +335,7 @@ def test_nothing_is_claimed_about_an_op_without_a_schema() -> None:
     head = '<ir_version: 10, opset_import: ["": 20, "my.ops": 1]> '
     text = "g (float[n, 16] x) => (float[n, 16] y) { t = MatMul (x, x)  u = my.ops.Odd (t)  y = my.ops.Odd (u) }"
     found = checked(model=Model.load(onnx.parser.parse_model(head + text)))
-    fact = "2 ops that no schema here describes (my.ops::Odd): where it runs is not known"
+    fact = "2 ops without a known schema (my.ops::Odd): the provider is not known"
     assert Check("placement", "unknown", fact, "a runtime without that op does not open the model") in found.checks
 
 

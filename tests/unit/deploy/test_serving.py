@@ -93,7 +93,7 @@ def test_a_model_runs_unchanged_without_a_policy_and_converted_with_one() -> Non
             "bfloat16 is fast from compute capability 8.0 on, but this GPU has less: Tesla T4, compute capability"
             f" 7.5{ANYWAY}",
         ),
-        (T4, {"providers": [(CUDA, {"device_id": 2}), CPU]}, f"there is no GPU 2, only 1{ANYWAY}"),
+        (T4, {"providers": [(CUDA, {"device_id": 2}), CPU]}, f"there is no GPU 2: this machine has 1{ANYWAY}"),
         (T4, {}, f"{CLOSED}{ANYWAY}"),
     ],
 )
@@ -305,7 +305,7 @@ def test_rebound_values_keep_their_shape_and_a_session_runs_like_onnxruntimes() 
     with pytest.raises(ModelError) as error:
         binding.feed({"x": np.eye(3, dtype=np.float32)})
     assert str(error.value) == ("input 'x' is bound as float32[2, 8], not float32[3, 3]; bind again for another shape")
-    with pytest.raises(ModelError, match=r"^input 'z' is not bound; bound are 'x'$"):
+    with pytest.raises(ModelError, match=r"^input 'z' is not bound; the bound inputs are 'x'$"):
         binding.feed({"z": np.eye(2, 8, dtype=np.float32)})
 
 

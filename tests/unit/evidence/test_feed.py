@@ -99,7 +99,7 @@ def test_inputs_with_defaults_are_optional_and_labels_after_arrays_are_noted() -
     two = parsed("float[n, 3] x, float[3] w")
     two.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
     assert refusal([(X, X[0])], two) == (
-        "batch 0 is 2 arrays, and input 'w' has a default: it or a label may be meant; give a mapping from input names"
+        "batch 0 is 2 arrays, and input 'w' has a default, so the rest is ambiguous; give a mapping from input names"
         " to arrays"
     )
 
@@ -121,8 +121,8 @@ def test_a_generator_is_read_once_and_only_as_far_as_requested() -> None:
 def test_passes_with_different_batches_are_refused() -> None:
     counter = itertools.count()
     assert refusal(lambda: iter([{"x": X + next(counter), "i": I}])) == (
-        "<lambda>(): a second pass gives other batches, but a search compares passes; turn shuffling and random changes"
-        " off, and make a new array for each batch"
+        "<lambda>(): a second pass gave other batches, but a search compares passes; turn off shuffling"
+        " and augmentation, and create a new array for each batch"
     )
 
 
@@ -160,16 +160,16 @@ def test_a_later_mismatched_batch_is_named_by_its_number(tmp_path: Path) -> None
             "cannot feed int; give a path, an array, a mapping from input names to arrays, a tuple of arrays in the"
             " order of the inputs, a list, a generator or a DataLoader of these, or a function that yields them",
         ),
-        ([], "the batches given: the data contain no batch; give at least one"),
+        ([], "the batches given: the data contains no batch; give at least one"),
         (
             X,
-            "batch 0 is 1 array, and the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
+            "batch 0 is 1 array, but the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
             " mapping from input names to arrays",
         ),
         ([[1.0, "2"]], f"batch 0 is list; {A_BATCH}"),
         (lambda: BATCH, "the function for batches returned dict; make it yield batches"),
         (lambda: 7, "the function for batches returned int; make it yield batches"),
-        (lambda: iter([]), "<lambda>(): the data contain no batch; give at least one"),
+        (lambda: iter([]), "<lambda>(): the data contains no batch; give at least one"),
     ],
 )
 def test_unsupported_data_is_refused(data: object, message: str) -> None:
@@ -180,22 +180,25 @@ def test_unsupported_data_is_refused(data: object, message: str) -> None:
     ("batch", "message"),
     [
         ({}, "batch 0 lacks inputs 'x', 'i'; every batch needs 'x', 'i'"),
-        ({"X": X}, "batch 0 has an array 'X', but the model's inputs are 'x', 'i'; rename it to 'x', or drop it"),
+        ({"X": X}, "batch 0 has an array 'X', but the model has inputs 'x', 'i'; rename it to 'x', or drop it"),
         (
             {"x": X, "mask": X},
-            "batch 0 has an array 'mask', but the model's inputs are 'x', 'i'; rename it to 'i', or drop it",
+            "batch 0 has an array 'mask', but the model has inputs 'x', 'i'; rename it to 'i', or drop it",
         ),
         ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
         (
             {**BATCH, "x": X.astype(np.int64)},
-            "input 'x' of batch 0 is int64, and the input takes float32; cast it with .astype('float32')",
+            "input 'x' of batch 0 is int64, but the input takes float32; cast it with .astype('float32')",
         ),
         (
             {**BATCH, "i": X[:, 0]},
-            "input 'i' of batch 0 is float32, and the input takes int64; cast it with .astype('int64')",
+            "input 'i' of batch 0 is float32, but the input takes int64; cast it with .astype('int64')",
         ),
-        ({**BATCH, "x": [[1, 2, 3], [4]]}, "input 'x' of batch 0 cannot be made an array: setting an array element"),
-        ({**BATCH, "x": None}, "input 'x' of batch 0 is NoneType of objects; give an array of numbers"),
+        (
+            {**BATCH, "x": [[1, 2, 3], [4]]},
+            "input 'x' of batch 0 cannot be converted to an array: setting an array element",
+        ),
+        ({**BATCH, "x": None}, "input 'x' of batch 0 holds objects; give an array of numbers"),
         (
             {"x": X[:0], "i": I[:0]},
             "batch 0 has no elements: x [0, 3], i [0]; give at least one row",
@@ -215,7 +218,7 @@ def test_a_mismatched_batch_is_refused(batch: Mapping[str, Any], message: str) -
 
 
 LABELS = {**BATCH, "label": I, "weight": X}
-NOTE = "ignored: 'label', 'weight', because no input takes them"
+NOTE = "ignored, because no input has this name: 'label', 'weight'"
 
 
 def stored_as(kind: str, folder: Path) -> object:
@@ -272,7 +275,7 @@ def test_bfloat16_strings_and_sequences_are_fed_unchanged_even_from_files(tmp_pa
     np.savez(tmp_path / "d.npz", t=np.array(["a", "bc"]))
     same(Feed.of(tmp_path / "d.npz", model), {"t": np.array(["a", "bc"], object)})
     assert refusal({"t": I}, model) == (
-        "input 't' of batch 0 is int64, and the input takes strings; give an array of str"
+        "input 't' of batch 0 is int64, but the input takes strings; give an array of str"
     )
     given = [X[0], X[1, :2]]
     (batch,) = Feed.of({"s": given}, parsed("seq(float[N]) s"))
@@ -303,7 +306,7 @@ def test_random_numbers_have_the_documented_distribution() -> None:
         (
             "float[n] x",
             {"shapes": {"x": (10**12,)}},
-            "the shape [1000000000000] of input 'x' is too large: at most 64 axes and 4294967296 bytes",
+            "the shape [1000000000000] of input 'x' is too large; use at most 64 axes and 4294967296 bytes",
         ),
         (
             "float[n] pixels",
@@ -364,16 +367,16 @@ ONE = parsed("float[] x")
         ({"x.npy": npy(header("(1000000000000000,)"), b"0" * 10_000)}, "cannot read {path}: "),
         ({"x.npy": npy(header("(100000,)"), b"0" * 10_000)}, "cannot read {path}: "),
         ({"x.npy": npy(header("(-4,)"), b"0" * 16)}, "cannot read {path}: "),
-        ({"x.npy": npy(header("(2,)", "[('a', '<f4')]"), b"0" * 8)}, "input 'x' of batch 0 is [('a', '<f4')], and the"),
+        ({"x.npy": npy(header("(2,)", "[('a', '<f4')]"), b"0" * 8)}, "input 'x' of batch 0 is [('a', '<f4')], but the"),
         ({"x.npy": npy(header("__import__('os')"), b"0" * 8)}, "cannot read {path}: "),
         ({"x.npy": npy("(" * 5000, b"0" * 8)}, "cannot read {path}: "),
         ({"x.npy": stored(X)[:-5]}, "cannot read {path}: "),
         ({"x.npy": stored(np.array([{}], object))}, "cannot read {path}: Object arrays cannot be loaded when"),
         ({"x": b"text"}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
-        ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model's input is 'x'"),
-        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model's input is 'x'"),
-        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model's input is 'x'; "),
-        ({}, "d.npz: the data contain no batch; give at least one"),
+        ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model has input 'x'"),
+        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model has input 'x'"),
+        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model has input 'x'; "),
+        ({}, "d.npz: the data contains no batch; give at least one"),
     ],
 )
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:
@@ -509,7 +512,7 @@ def test_a_star_pairs_similar_names_and_a_cache_grows_with_each_step() -> None:
     [
         ("hn1=h", 2, "feedback='hn1=h': the model has no output 'hn1'; did you mean 'hn'?"),
         ("other=h", 2, "feedback='other=h': the model has no output 'other'; it has 'hn', 'y'"),
-        (["hn=h", "y=h"], 2, "feedback='y=h': input 'h' takes 'hn' already; name one output for it"),
+        (["hn=h", "y=h"], 2, "feedback='y=h': input 'h' is already fed 'hn'; name one output for it"),
         ("hn", 2, "feedback='hn' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
         ("a*=h*", 2, "feedback='a*=h*' matches no output; the model has 'hn', 'y'"),
         ((), 3, "steps=3 needs feedback='OUT=IN', and 1 step or more"),
@@ -543,7 +546,9 @@ def test_feedback_of_another_type_or_shape_is_refused(out: str, fact: str) -> No
 
 def test_each_model_has_its_own_states_and_one_of_unknown_shape_must_be_given() -> None:
     free = model("(float[2] x, float[n] h) => (float[n] hn)", "hn = Add (h, x)")
-    with pytest.raises(FeedError, match=r"first 'h' is not in the data, and float32 \[n\] does not say how many zeros"):
+    with pytest.raises(
+        FeedError, match=r"the first batch lacks 'h', .* because its size is unknown \(float32 \[n\]\); add it"
+    ):
         Feed.of(CHUNKS, free, feedback="hn=h")
     assert outputs(Feed.of([{"x": ROW, "h": ROW}, {"x": ROW}], free, feedback="hn=h"), free) == [[2, 4], [3, 6]]
     twice = model(

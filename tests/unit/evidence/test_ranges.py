@@ -116,17 +116,17 @@ Edit = Callable[[dict[str, Any]], object]
         (lambda d: d["values"]["x"].pop("absmin"), "values.x lacks the field 'absmin'; calibrate again"),
         (lambda d: d["values"]["x"].update(count=1.5), "values.x.count must be an integer, but is a number;"
          " calibrate again"),
-        (lambda d: d["values"]["x"].update(absmax=-1), "values.x.absmax must be a finite number that is not negative;"
+        (lambda d: d["values"]["x"].update(absmax=-1), "values.x.absmax must be a finite number, 0 or more;"
          " calibrate again"),
-        (lambda d: d["values"]["x"].update(absmax=10**400), "values.x.absmax must be a finite number that is not"
-         " negative; calibrate again"),
+        (lambda d: d["values"]["x"].update(absmax=10**400), "values.x.absmax must be a finite number, 0 or more;"
+         " calibrate again"),
         (lambda d: d["values"]["x"].update(overflow=11), "values.x counts more than its 10 elements; calibrate again"),
         (lambda d: d["values"]["x"].update(absmin=8e4), "values.x.absmin is larger than its absmax; calibrate again"),
         (lambda d: d["untapped"].update(s=1), "untapped.s must be text, but is an integer; calibrate again"),
         ("[]", "the document must be an object, but is a list; calibrate again"),
         ("[" * 100_000, "nested too deeply, so not a file of ranges"),
         (TEXT.replace("70000.0", "NaN"), "not JSON (NaN is not a JSON number); calibrate again"),
-        (TEXT.replace("70000.0", "1e999"), "values.x.absmax must be a finite number that is not negative;"
+        (TEXT.replace("70000.0", "1e999"), "values.x.absmax must be a finite number, 0 or more;"
          " calibrate again"),
     ],
 )  # fmt: skip
@@ -152,7 +152,7 @@ def test_missing_and_oversized_files_are_refused(tmp_path: Path) -> None:
     assert facts == [
         "cannot read T/none.json: No such file or directory; name a file that calibrate wrote",
         "cannot read T: it is not a regular file; name a file that calibrate wrote",
-        "T/large.json: larger than 256 MiB, so not a file of ranges",
+        "T/large.json: larger than 256 MiB, so it is not a file of ranges",
     ]
 
 
@@ -186,9 +186,9 @@ def test_ranges_belong_to_one_model() -> None:
             ranges.check(other)
         facts.append(str(refused.value))
     assert facts == [
-        f"the ranges are of another model, net.onnx: graph {found.graph[:12]} and {fingerprint(others[0]).graph[:12]}"
-        " differ; calibrate again on this one",
-        f"the ranges are of another model, net.onnx: weights {found.weights[:12]} and"
+        f"the ranges belong to another model, net.onnx: graph {found.graph[:12]} and "
+        f"{fingerprint(others[0]).graph[:12]} differ; calibrate again on this one",
+        f"the ranges belong to another model, net.onnx: weights {found.weights[:12]} and"
         f" {fingerprint(others[1]).weights[:12]} differ; calibrate again on this one",
     ]
 

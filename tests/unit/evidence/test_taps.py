@@ -101,7 +101,7 @@ def test_older_opsets_are_refused_with_a_remedy() -> None:
     with pytest.raises(ModelError) as refused:
         tapped(view, Taps.of(view).taps, DType.FLOAT16)
     assert str(refused.value) == (
-        "the model imports ai.onnx opset 8, and ranges are measured from opset 9 on; raise it with"
+        "the model imports ai.onnx opset 8, but ranges are measured only from opset 9 on; convert it with"
         " onnx.version_converter"
     )
 

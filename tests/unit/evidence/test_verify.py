@@ -55,7 +55,7 @@ OVERFLOWING = {"x": np.float32([[1, 300, 1000], [1, 1, 1]])}
 def test_unseeded_random_ops_are_reported(body: str, drawn: str) -> None:
     random = model(body, constants="bool t = {1}" if "t)" in body else "")
     told = list(verify(random, random, {"x": np.ones((2, 3), np.float32)}, rtol=1e9).notes)
-    half = f"{drawn} in the {{}} draws random numbers without a seed, others in each run; give it the attribute seed"
+    half = f"the {{}} draws different random numbers in each run; set the attribute seed of {drawn}"
     assert told == ([half.format("reference"), half.format("candidate")] if drawn else [])
 
 
@@ -147,7 +147,7 @@ def test_nan_on_both_sides_fails_unless_allowed_and_is_reported() -> None:
 @pytest.mark.skipif(cuda_opens(), reason="CUDA rounds")
 def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_session() -> None:
     verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10)
-    lost = "2 of 6 values are NaN or infinite where those of the reference are finite"
+    lost = "2 of 6 values are NaN or infinite where the reference is finite"
     assert verdict.because == f"output 'y', batch 0: {lost}"
     plain = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10, emulate=False)
     assert (plain.ok, plain.candidate.as_) == (True, f"float16 on {CPU}")
@@ -169,7 +169,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
     with pytest.raises(ModelError) as refused:
         verify(RELU, RELU, X, rtol=1.0)
     assert str(refused.value) == (
-        f"the reference: {CUDA} cannot be used here; use provider={CPU!r}, or install what it needs"
+        f"the reference: {CUDA} cannot be used here; use provider={CPU!r}, or install its libraries"
     )
 
 
@@ -247,8 +247,8 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [
-        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite where those of the reference are finite"),
-        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite where those of the reference are finite"),
+        (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite where the reference is finite"),
+        (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite where the reference is finite"),
         (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite, and differ"),
         (f32(INF), f32(-INF), "1 of 1 values are not finite, and differ"),
         (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which proves nothing"),
@@ -349,10 +349,10 @@ NONE = (
         ({"metric": "snr=1", "rtol": 1.0}, "rtol= and metric= are given; choose one of them"),
         ({"tolerance": 1.0, "rtol": 1.0, "atol": 1}, "tolerance= and rtol= and atol= are given; choose one of them"),
         ({"metric": "cos=1"}, "unknown metric 'cos'; did you mean 'cosine'?"),
-        ({"metric": "snr"}, "metric='snr' has no finite number as its bound; write metric='snr=40', say"),
-        ({"metric": "snr=high"}, "metric='snr=high' has no finite number as its bound; write metric='snr=40', say"),
-        ({"metric": "top1=2"}, "metric='top1=2' has no finite number from 0 to 1 as its bound; write"),
-        ({"metric": "scaled=-1"}, "metric='scaled=-1' has no finite number from 0 to inf as its bound; write"),
+        ({"metric": "snr"}, "metric='snr' needs a finite bound, as in metric='snr=40'"),
+        ({"metric": "snr=high"}, "metric='snr=high' needs a finite bound, as in metric='snr=40'"),
+        ({"metric": "top1=2"}, "metric='top1=2' needs a finite bound from 0 to 1, as in"),
+        ({"metric": "scaled=-1"}, "metric='scaled=-1' needs a finite bound from 0 to inf, as in"),
     ],
 )
 def test_a_criterion_without_a_bound_is_refused(given: dict[str, float], message: str) -> None:

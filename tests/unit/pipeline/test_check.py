@@ -70,7 +70,7 @@ def test_faults_that_no_random_batch_shows_remain_and_the_report_says_so() -> No
     ("model", "why"),
     [
         (parsed(f"{PRODUCT} n = Neg (h) a = Abs (n) m = Sub (n, a) s = Log (m) y = Mul (s, h)"), "'y' of the float32"),
-        (parsed(f"{PRODUCT} r = RandomNormalLike (h) y = Add (h, r)"), "draws random numbers"),
+        (parsed(f"{PRODUCT} r = RandomNormalLike (h) y = Add (h, r)"), "draws different random numbers"),
         (parsed(PRODUCT + "y = ArgMax (h)", out="int64[1, 8] y"), "no floating-point output"),
         (parsed(PRODUCT + "y = Relu (h)", "float[9999999, 8] x", "float[9999999, 8] y"), "is too large"),
         (parsed(PRODUCT + "s = Constant <value = float {1e6}> () b = Mul (h, s) y = Sin (b)"), "float32 itself is off"),

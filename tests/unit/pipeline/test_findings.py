@@ -106,7 +106,7 @@ def float64() -> onnx.ModelProto:
 
 def test_float64_stays_and_is_named() -> None:
     (told,) = (f.message for f in amp_rewrite.convert(float64()).report.findings if f.kind == "float64")
-    assert told.startswith("2 of 2 compute ops in float64, but only float32 becomes low")
+    assert told.startswith("2 of 2 compute ops in float64, but only float32 is lowered")
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])

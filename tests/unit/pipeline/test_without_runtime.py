@@ -93,7 +93,7 @@ def test_converting_needs_no_thread_process_or_onnxruntime(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "verify runs models in onnxruntime, and" in done.stderr
+    assert "verify runs models in onnxruntime, but" in done.stderr
     assert "the check stopped: the check of a conversion runs models in" in " ".join(done.stdout.split())
     assert (there / "unchecked.onnx").read_bytes() == (there / "command.onnx").read_bytes()
     for model in map(Path, models):
@@ -121,5 +121,5 @@ def test_a_feature_that_runs_models_names_itself_and_the_missing_package(
 ) -> None:
     """Before anything else: the models and data that these calls name do not exist."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(amp_rewrite.MachineError, match=f"^{feature} runs models in onnxruntime, and .* install"):
+    with pytest.raises(amp_rewrite.MachineError, match=f"^{feature} runs models in onnxruntime, but .* install"):
         RUNS[feature]()

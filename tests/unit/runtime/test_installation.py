@@ -125,7 +125,7 @@ def test_a_broken_installation_is_named_by_runs_and_still_converts(bare: Path, t
         assert converted.returncode == 0, converted.stderr
     verified = command(site, "verify", digits, digits, "--random", "--shape", "image=1,1,8,8", "--tolerance", "1")
     assert verified.returncode == 2
-    assert verified.stderr.startswith("error: verify runs models in onnxruntime, and ")
+    assert verified.stderr.startswith("error: verify runs models in onnxruntime, but ")
     assert fact in verified.stderr
     assert "install onnxruntime" in verified.stderr
     assert "Traceback" not in verified.stderr
@@ -157,7 +157,7 @@ def test_a_failed_import_names_the_package_and_the_command(
 
     monkeypatch.setitem(sys.modules, "onnxruntime", Broken())
     for feature, start in (
-        ("verify", "verify runs models in onnxruntime, and "),
+        ("verify", "verify runs models in onnxruntime, but "),
         (None, "models run in onnxruntime, "),
     ):
         with pytest.raises(MachineError) as error:
@@ -177,7 +177,7 @@ def test_commands_use_the_environments_package_manager(pip: Any, tool: str, monk
 # -- errors of onnxruntime ----------------------------------------------------------------------------
 
 LOOK = "`amp-rewrite report MODEL` shows its ops and types"
-NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"
+NEWER = "install a newer onnxruntime, or convert the model to an older opset with onnx.version_converter"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_plugin_is_listed_alone_or_before_the_cpu(
     runtime.libraries[NAME] = "there"
     monkeypatch.setattr(installation, "onnxruntime", lambda: runtime)
     named = [name if name == PROVIDER else f"{name}ExecutionProvider" for name in providers.split()]
-    with nullcontext() if alone else pytest.raises(PolicyError, match="runs alone before CPUExecutionProvider"):
+    with nullcontext() if alone else pytest.raises(PolicyError, match="only CPUExecutionProvider may follow"):
         installation.check_providers(named)
     assert installation.offered_device(CPU) == "" and installation.offered_device(PROVIDER) == "ACME GPU One"
 

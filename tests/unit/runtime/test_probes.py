@@ -33,9 +33,12 @@ def test_a_subprocess_imports_the_package_and_nothing_from_its_folder() -> None:
     ("program", "failure"),
     [
         ("import os; os.kill(os.getpid(), 11)", "it ended the process with signal 11 (Segmentation fault)"),
-        ("import time; time.sleep(60)", "it did not answer in 1 seconds"),
-        ("import nothing", "it did not answer: the process ended with 1: ModuleNotFoundError: No module named 'noth"),
-        ("raise SystemExit(3)", "it did not answer: the process ended with 3: it printed nothing"),
+        ("import time; time.sleep(60)", "it did not answer within 1 seconds"),
+        (
+            "import nothing",
+            "it did not answer: the process exited with code 1: ModuleNotFoundError: No module named 'noth",
+        ),
+        ("raise SystemExit(3)", "it did not answer: the process exited with code 3: it printed nothing"),
     ],
 )
 def test_a_process_that_dies_or_hangs_is_an_error(program: str, failure: str) -> None:
@@ -142,7 +145,7 @@ def test_a_refusal_names_the_gpu_that_would_be_used() -> None:
         "float16 is fast from compute capability 7.0 on, but this GPU has less: Tesla P100, compute capability 6.0"
     )
     assert refusal(machine, DType.FLOAT16, 0) is None
-    assert refusal(machine, DType.FLOAT16, 2) == "there is no GPU 2, only 2"
+    assert refusal(machine, DType.FLOAT16, 2) == "there is no GPU 2: this machine has 2"
     assert refusal(Hardware(absence="nobody here"), DType.BFLOAT16) == (
         "nobody here; on a CPU bfloat16 is slower, not faster"
     )

@@ -243,8 +243,8 @@ def test_a_provider_that_does_not_open_is_not_reported(capfd: pytest.CaptureFixt
     with pytest.raises(ModelError) as error:
         Runner.open(parsed(TWO), SessionOptions(providers=[CUDA]))
     assert str(error.value) == (
-        "CUDAExecutionProvider cannot be opened on this machine, only CPUExecutionProvider; name CPUExecutionProvider"
-        " too, or install what the other needs"
+        "CUDAExecutionProvider cannot be opened on this machine, only CPUExecutionProvider; add CPUExecutionProvider,"
+        " or install the missing libraries"
     )
     assert capfd.readouterr() == ("", "")
 
@@ -359,7 +359,7 @@ def test_unknown_outputs_and_arrays_for_no_input_are_refused() -> None:
     made = buffered(COUNTING, s=[0, 0], t=0)
     with pytest.raises(ModelError) as error:
         made.run(0, {"s": np.zeros(2, np.float32)})
-    assert str(error.value) == "'s' is not an input to feed; the inputs are x"
+    assert str(error.value) == "'s' is not an input; the inputs are x"
 
 
 # -- tensors of other libraries as values of onnxruntime --

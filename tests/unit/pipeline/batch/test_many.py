@@ -76,7 +76,7 @@ def test_a_general_mistake_is_reported_before_anything_is_written(
 def test_existing_results_stay_unless_replacing_is_allowed(src: Path, out: Path) -> None:
     done(src, out=out)
     before = tree(out)
-    with pytest.raises(ModelError, match="and 4 more files exist; name another folder, or: resume=True goes on"):
+    with pytest.raises(ModelError, match="and 4 more files exist; name another folder, or: resume=True continues"):
         convert_many(src, out=out)
     with pytest.raises(ReportError, match=r"nothing to resume from; .*: summary='FILE\.jsonl'"):
         convert_many(src, out=out, resume=True)
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_a_summary_is_refused(src: Path, out: Path, tmp_path:
 
 def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").write_text("mine")
-    with pytest.raises(ReportError, match="exists; go on from it with resume=True"):
+    with pytest.raises(ReportError, match="exists; continue it with resume=True"):
         convert_many(src, out=out, summary=tmp_path / "s.jsonl")
     with pytest.raises(ReportError, match=r"name a \.jsonl file"):
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
