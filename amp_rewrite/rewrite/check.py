@@ -40,7 +40,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     planned = _planned(view, plan)
     types = _inferred_types(view, inferred) if inferred is not None else {}
     try:
-        if not all(own.keys() <= types.get(scope, {}).keys() for scope, own in planned.items()):
+        if not all(names.keys() <= types.get(scope, {}).keys() for scope, names in planned.items()):
             view_after = View.of(result)
             types = {
                 scope.id: {v.name: view_after.dtype(v.id) for v in view_after.values_of[scope.id]}
@@ -187,8 +187,8 @@ def _has_inference(signature: Signature | None) -> bool:
 
 
 def _compare(planned: _Planned, types: _Types) -> None:
-    for scope, own in planned.items():
-        for name, expected in own.items():
+    for scope, dtypes in planned.items():
+        for name, expected in dtypes.items():
             actual = types.get(scope, {}).get(name)
             if actual is not expected and (actual is not None or name not in types.get(scope, {})):
                 raise ConversionError(

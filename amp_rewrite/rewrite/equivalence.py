@@ -65,10 +65,10 @@ def disagreement(
     Constants that are not in a feed come from the model. `opsets` are those of the nodes, by default the model's.
     """
     feed = trials[0].after if trials else {}
-    own = {weight.name: as_float64(to_array(weight)) for weight in fusion.weights if weight.name not in feed}
+    weights = {weight.name: as_float64(to_array(weight)) for weight in fusion.weights if weight.name not in feed}
     values = (value for op in fusion.ops for value in view.ops[op].results)
     results = [view.value_name(value) for value in values if not confined(view, value, fusion.ops)]
-    weighted = [Trial(each.before, {**own, **each.after}, each.magnitude) for each in trials]
+    weighted = [Trial(each.before, {**weights, **each.after}, each.magnitude) for each in trials]
     return difference(view, fusion.ops, fusion.nodes, {name: name for name in results}, weighted, opsets=opsets)
 
 

@@ -160,7 +160,7 @@ def _converted(case: _Case, opset: int) -> _Form | str:
     return _corrected(case, _Form(rename_node(clone(nodes[0]), names), tuple(stored)))
 
 
-_CASE_PREFIX = "own/"  # marks the names of a case, unlike those added by the converter
+_CASE_PREFIX = "case/"  # marks the names of a case, unlike those added by the converter
 
 
 def _corrected(case: _Case, form: _Form) -> _Form | str:

@@ -141,14 +141,14 @@ def _best(view: View, kernels: _KernelCheck) -> tuple[View, list[str]]:
     Of equal opsets, the view's own wins, then the nearest.
     """
     current = view.opsets[""]
-    own = kernels.coverage(view)
-    best, most = view, sum(times for _, times in own)
+    now = kernels.coverage(view)
+    best, most = view, sum(times for _, times in now)
     obstacles: dict[str, str] = {}
     fallback = versions.NEWEST_MOVED if kernels.target.limits is None else current  # newer operators may be missing
     newest = min(versions.NEWEST_MOVED, kernels.target.opset or fallback)
     for opset in sorted(range(versions.OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n)):
         coverage = kernels.coverage(relabeled(view, opset))
-        gained, lost, served = _improved(own, coverage), _improved(coverage, own), sum(times for _, times in coverage)
+        gained, lost, served = _improved(now, coverage), _improved(coverage, now), sum(times for _, times in coverage)
         if gained and lost:
             mixed = f"supports {', '.join(gained)} better, but {', '.join(lost)} less"
             obstacles.setdefault(mixed, f"opset {opset} {mixed}")

@@ -126,10 +126,10 @@ def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
     """Return one finding per fusion, one for all folded constants, and one per kind and reason of refusals."""
     replacements = [o for o in outcomes if isinstance(o, Replacement)]
-    own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != CONSTANT]
+    listed = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != CONSTANT]
     names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == CONSTANT)
     folded = Finding("fused", "constants", f"computed ahead of time, to the same bits as at run time: {names}")
-    fused = dict.fromkeys(finding for each in own for finding in each)
+    fused = dict.fromkeys(finding for each in listed for finding in each)
     return (*fused, *([folded] if names else []), *_refused(view, outcomes))
 
 

@@ -56,19 +56,19 @@ def low_values(model: ModelProto) -> list[str]:
 def agrees(text: str, feeds: Mapping[str, object], low: DType, functions: str = "", **options: int) -> ModelProto:
     """Return the twin of a model text with LOW as its low type; its results equal the reference's at every level."""
     model = parsed(text.replace("LOW", low.onnx_name), functions.replace("LOW", low.onnx_name), **options)
-    found = twin(model, io="float32")
+    result = twin(model, io="float32")
     with np.errstate(all="ignore"):
         low_feeds = {k: v.astype(low.numpy) if getattr(v, "dtype", 0) == np.float32 else v for k, v in feeds.items()}
         expected = ReferenceEvaluator(model).run(None, low_feeds)
     wide = {k: v.astype(np.float32) if k in feeds and feeds[k].dtype == np.float32 else v for k, v in low_feeds.items()}  # type: ignore[attr-defined]
     for level in ("BASIC", "ALL"):
-        for actual, right in zip(run(found, wide, level), expected, strict=True):
+        for actual, right in zip(run(result, wide, level), expected, strict=True):
             for a, b in zip(actual, right, strict=True) if isinstance(right, list) else [(actual, right)]:
                 if b.dtype == low.numpy:
                     b = b.astype(np.float32)
                 np.testing.assert_array_equal(a, b)
-    assert low_values(found) == []
-    return found
+    assert low_values(result) == []
+    return result
 
 
 X = np.random.default_rng(11).standard_normal((3, 4)).astype(np.float32)
@@ -78,11 +78,11 @@ X = np.random.default_rng(11).standard_normal((3, 4)).astype(np.float32)
 
 @both_types
 def test_a_computing_op_gets_two_casts_and_a_data_movement_op_none(low: DType) -> None:
-    found = agrees(
+    result = agrees(
         "g (LOW[3, 4] x) => (LOW[4, 3] y) { t = Transpose (x) \n e = Mul (t, t) \n y = Relu (e) }", {"x": X}, low
     )
     cast = f"Cast→{low.spelling}"
-    assert kinds(found) == [cast, "Cast→float32", "Transpose", "Mul", cast, "Cast→float32", "Relu"]
+    assert kinds(result) == [cast, "Cast→float32", "Transpose", "Mul", cast, "Cast→float32", "Relu"]
 
 
 @both_types
@@ -123,10 +123,10 @@ EDGES = "g (float16[2] h, bfloat16[2] b) => (float16[2] y, bfloat16[2] z) { y = 
     ],
 )
 def test_inputs_and_outputs_have_the_requested_types(io: str, expected: list[str]) -> None:
-    found = twin(parsed(EDGES), io=io)
-    values = (*found.graph.input, *found.graph.output)
+    result = twin(parsed(EDGES), io=io)
+    values = (*result.graph.input, *result.graph.output)
     assert [f"{v.name} {DType(v.type.tensor_type.elem_type).spelling}" for v in values] == expected
-    session(found)
+    session(result)
 
 
 def test_an_unknown_io_option_is_refused() -> None:
@@ -146,13 +146,13 @@ def test_float16_edges_carry_the_inner_values() -> None:
         >
         x2 = Identity (x)
     }""")
-    found = twin(model)
+    result = twin(model)
     x = np.float16([300.0, 0.1])
     for c in (True, False):
         feeds = {"x": x, "c": np.array(c)}
         with np.errstate(over="ignore"):
             expected = ReferenceEvaluator(model).run(None, feeds)
-        for actual, right in zip(run(found, feeds), expected, strict=True):
+        for actual, right in zip(run(result, feeds), expected, strict=True):
             np.testing.assert_array_equal(actual, right)
             assert actual.dtype == np.float16  # type: ignore[attr-defined]
 
@@ -162,10 +162,10 @@ def test_the_default_of_an_input_stays_a_default() -> None:
         "g (float16[2] x, float16[2] w) => (float16[2] y) <float16[2] w = {16384, 16896}> { y = Mul (x, w) }"
     )
     for io, kind in (("numpy", np.float16), ("float32", np.float32)):
-        found = twin(model, io=io)
+        result = twin(model, io=io)
         x = np.array([1, 2], kind)
-        np.testing.assert_array_equal(run(found, {"x": x})[0], np.array([2, 6], kind))
-        np.testing.assert_array_equal(run(found, {"x": x, "w": x})[0], np.array([1, 4], kind))
+        np.testing.assert_array_equal(run(result, {"x": x})[0], np.array([2, 6], kind))
+        np.testing.assert_array_equal(run(result, {"x": x, "w": x})[0], np.array([1, 4], kind))
 
 
 def test_the_models_casts_round_or_disappear() -> None:
@@ -173,13 +173,13 @@ def test_the_models_casts_round_or_disappear() -> None:
         a = Cast <to = 10> (x)  b = Cast <to = 16> (a)  y = Cast <to = 1> (b)  n = Cast <to = 7> (a)
         l = CastLike (x, a)  z = CastLike (l, x)
     }""")
-    found = twin(model)
-    assert kinds(found) == [
+    result = twin(model)
+    assert kinds(result) == [
         *("Cast→float16", "Cast→float32", "Cast→bfloat16", "Cast→float32", "Identity", "Cast→int64"),
         *("Cast→float16", "Cast→float32", "Identity"),
     ]
     x = np.float32([0.1, 3.999])
-    y, n, z = run(found, {"x": x})
+    y, n, z = run(result, {"x": x})
     half = x.astype(np.float16)
     np.testing.assert_array_equal(y, half.astype(ml_dtypes.bfloat16).astype(np.float32))
     np.testing.assert_array_equal(n, half.astype(np.int64))
@@ -235,8 +235,8 @@ NESTED: dict[str, tuple[str, dict[str, np.ndarray], str, int]] = {
 def test_ops_with_bodies_are_emulated(name: str, low: DType) -> None:
     text, feeds, functions, rounded = NESTED[name]
     domains = ', "here": 1' if functions else ""
-    found = agrees(text, {"x": X, **feeds}, low, functions, domains=domains)  # type: ignore[arg-type]
-    assert kinds(found).count(f"Cast→{low.spelling}") == rounded
+    result = agrees(text, {"x": X, **feeds}, low, functions, domains=domains)  # type: ignore[arg-type]
+    assert kinds(result).count(f"Cast→{low.spelling}") == rounded
 
 
 def test_sequences_hold_rounded_values() -> None:
@@ -263,8 +263,8 @@ def test_optionals_hold_float32() -> None:
 
 
 def attribute_of(model: ModelProto, name: str) -> AttributeProto:
-    (found,) = (a for graph in graphs(model.graph) for node in graph.node for a in node.attribute if a.name == name)
-    return found
+    (result,) = (a for graph in graphs(model.graph) for node in graph.node for a in node.attribute if a.name == name)
+    return result
 
 
 @both_types
@@ -285,9 +285,9 @@ def test_statistics_in_the_low_type_become_float32() -> None:
     model = parsed("""g (float16[3, 4] x, float16[4] w) => (float16[3, 4] y, float16[3, 1] m) {
         y, m = LayerNormalization <stash_type = 10> (x, w)
     }""")
-    found = twin(model, io="float32")
-    assert attribute_of(found, "stash_type").i == TensorProto.FLOAT
-    y, m = run(found, {"x": X, "w": np.ones(4, np.float32)})
+    result = twin(model, io="float32")
+    assert attribute_of(result, "stash_type").i == TensorProto.FLOAT
+    y, m = run(result, {"x": X, "w": np.ones(4, np.float32)})
     for array in (y, m):
         np.testing.assert_array_equal(array, array.astype(np.float16).astype(np.float32))  # type: ignore[attr-defined]
 
@@ -305,8 +305,8 @@ def test_sparse_weights_are_rounded(low: DType) -> None:
     constant = parsed(f"g ({low.onnx_name}[4] x) => ({low.onnx_name}[4] y) {{ w = Constant () \n y = Add (x, w) }}")
     constant.graph.node[0].attribute.append(helper.make_attribute("sparse_value", sparse(low)))
     tenth = np.array(0.1).astype(low.numpy).astype(np.float32)
-    for found in (emulate(model, io="float32").proto, twin(constant, io="float32")):
-        (y,) = run(found, {"x": np.zeros(4, np.float32)})
+    for result in (emulate(model, io="float32").proto, twin(constant, io="float32")):
+        (y,) = run(result, {"x": np.zeros(4, np.float32)})
         np.testing.assert_array_equal(y, np.float32([tenth, 0, 0, 3]))
 
 
@@ -343,8 +343,8 @@ def test_an_op_of_an_unknown_domain_or_without_float32_in_its_schema_keeps_its_t
 
 def test_text_has_the_digits_of_the_low_type() -> None:
     model = parsed("g (float[1] x) => (string[1] y) { h = Cast <to = 10> (x) \n y = Cast <to = 8> (h) }")
-    found = twin(model)
-    assert kinds(found) == ["Cast→float16", "Cast→float32", "Cast→float16", "Cast→string"]
+    result = twin(model)
+    assert kinds(result) == ["Cast→float16", "Cast→float32", "Cast→float16", "Cast→string"]
 
 
 def test_fused_ops_round_their_outputs_and_a_sum_before_its_norm() -> None:
@@ -360,11 +360,11 @@ def test_fused_ops_round_their_outputs_and_a_sum_before_its_norm() -> None:
 
     rng = np.random.default_rng(2)
     feeds = {"x": rounded(rng.standard_normal((2, 3, 4))), "w": rounded(rng.standard_normal(4))}
-    found = run(twin(build(f"g ({inputs}) => ({outputs}) {{ {gelu}  {norm} }}", "float16"), io="float32"), feeds)
+    result = run(twin(build(f"g ({inputs}) => ({outputs}) {{ {gelu}  {norm} }}", "float16"), io="float32"), feeds)
     (f,) = run(build(f"g ({inputs}) => (LOW[2, 3, 4] f) {{ {gelu} }}", "float"), feeds)
     halves = rounded(rounded(f) + feeds["x"]) / 2
     norm_of_sum = build(f"g ({inputs}, LOW[2, 3, 4] f) => ({outputs}) {{ {norm} }}", "float")
-    for actual, right in zip(found, run(norm_of_sum, {"f": halves, "x": halves, "w": feeds["w"]}), strict=True):
+    for actual, right in zip(result, run(norm_of_sum, {"f": halves, "x": halves, "w": feeds["w"]}), strict=True):
         np.testing.assert_array_equal(actual, rounded(right))
 
 
@@ -373,9 +373,9 @@ def test_a_model_of_only_other_domains_imports_the_opset_of_its_casts() -> None:
         "g (float16[2] x) => (float16[2] y) { y = com.microsoft.QuickGelu (x) }", domains=', "com.microsoft": 1'
     )
     del model.opset_import[0]
-    found = twin(model)
-    assert {o.domain: o.version for o in found.opset_import} == {"com.microsoft": 1, "": 13}
-    session(found)
+    result = twin(model)
+    assert {o.domain: o.version for o in result.opset_import} == {"com.microsoft": 1, "": 13}
+    session(result)
 
 
 def widened(model: object, io: str = "float32") -> ModelProto:
@@ -390,13 +390,13 @@ def test_casts_between_float32_and_low_types_become_identities(low: DType) -> No
         l = CastLike (x, h)  z = CastLike (l, x)
         i = Cast <to = {low.code}> (n)  e = Cast <to = 11> (i)  k = Cast <to = {low.code}> (e)  d = Cast <to = 1> (k)
     }}""")
-    found = widened(model)
-    assert kinds(found) == [
+    result = widened(model)
+    assert kinds(result) == [
         *("Identity", "Identity", "Cast→int64", "Identity", "Identity"),
         *("Cast→float32", "Cast→float64", "Cast→float32", "Identity"),
     ]
     x = np.float32([0.1, 4097.9])
-    y, n, z, d = run(found, {"x": x, "h": x})
+    y, n, z, d = run(result, {"x": x, "h": x})
     for array in (y, z):
         np.testing.assert_array_equal(array, x)
     np.testing.assert_array_equal(n, x.astype(np.int64))

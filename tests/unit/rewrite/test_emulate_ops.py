@@ -89,9 +89,9 @@ def admits(case: Case, low: DType) -> bool:
 @pytest.mark.parametrize("op_type", [op for op in listed() if op not in CHAINED | NOT_COMPARED])
 def test_an_op_gives_the_rounded_result_of_its_float32_kernel(op_type: str, low: DType) -> None:
     of_op = [case for case in cases() if case.op_type == op_type]
-    found = [objection for case in of_op for objection in objections(case, low)]
-    assert found or (of_op and not any(admits(case, low) for case in of_op))
-    assert list(filter(None, found)) == []
+    raised = [objection for case in of_op for objection in objections(case, low)]
+    assert raised or (of_op and not any(admits(case, low) for case in of_op))
+    assert list(filter(None, raised)) == []
 
 
 def test_an_extra_rounding_is_noticed() -> None:

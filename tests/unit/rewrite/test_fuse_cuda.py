@@ -80,7 +80,7 @@ TRIANGLE = HIDDEN.replace("mask", "tri")
 
 
 @pytest.mark.parametrize(
-    ("text", "opset", "kept"),
+    ("text", "opset", "remaining"),
     [
         (HEADS + UNMASKED + REST, 18, "bq y_bias"),
         (HEADS + HIDDEN + REST, 18, "bq y_bias"),
@@ -109,7 +109,7 @@ TRIANGLE = HIDDEN.replace("mask", "tri")
         (HEADS + OWN.replace("f=Reshape(ot,flat)", "f=Reshape(y0,mixed)"), 23, "bq bv bo"),  # heads mixed with tokens
     ],
 )  # fmt: skip
-def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept: str) -> None:
+def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, remaining: str) -> None:
     numbers = {
         "tri": np.tri(5, dtype=bool),
         "mixed": np.array([2, 5, 8]),
@@ -124,7 +124,7 @@ def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept
         fuse="basic",
     )
     addends = {name for n in result.graph.node if n.op_type == "Add" for name in n.input}
-    assert addends & {"bq", "bk", "bv", "bo", "per_token", "wide", "y_bias"} == set(kept.split())
+    assert addends & {"bq", "bk", "bv", "bo", "per_token", "wide", "y_bias"} == set(remaining.split())
 
 
 def test_a_projection_without_a_bias_gets_the_values_bias() -> None:

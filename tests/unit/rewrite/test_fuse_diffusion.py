@@ -193,9 +193,9 @@ def test_a_cpu_checks_by_emulation_and_a_session_names_the_remedy(tmp_path: Path
     with pytest.raises(ModelError, match=f"{re.escape(refusal)} the source with --fuse contrib"):
         amp_rewrite.Session(tmp_path / "low.onnx", policy="float32", providers=["CPUExecutionProvider"])
     (row,) = (row for row in converted.report.rows if row.op == "com.microsoft::GroupNorm")
-    kept = amp_rewrite.convert(model, fuse="diffusion", keep=[f"name={row.name}"])
-    assert contrib_ops(kept.model) == ["GroupNorm", "SkipGroupNorm"]
-    assert amp_rewrite.verify(model, kept.result, random_feeds(model), tolerance=1e-2)
+    mixed = amp_rewrite.convert(model, fuse="diffusion", keep=[f"name={row.name}"])
+    assert contrib_ops(mixed.model) == ["GroupNorm", "SkipGroupNorm"]
+    assert amp_rewrite.verify(model, mixed.result, random_feeds(model), tolerance=1e-2)
 
 
 def test_a_cpu_runs_fused_ops_in_float32_and_locates_their_errors() -> None:
@@ -292,7 +292,7 @@ def model(
     outputs: str = "y",
     **more: Any,
 ) -> ModelProto:
-    """A linear op of six channels, then BatchNormalization, on random weights; None: random_feeds."""
+    """Return a linear op with six channels and a BatchNormalization, with random weights; None makes one an input."""
     rng = np.random.default_rng(3)
     arrays: dict[str, Any] = {"w": rng.standard_normal(weight)}
     arrays |= {name: rng.standard_normal(6) for name in ("b", "gamma", "beta", "mean")}

@@ -20,16 +20,16 @@ _ELLIPSIS = "..."
 def _einsum(v: Call, slot: int) -> str:
     """Sum over labels missing from the operand, expand labels unique to it, and sum over its broadcast dims."""
     terms, out = _labels(v)
-    own = terms[slot]
+    labels = terms[slot]
     others = [(v.x(i), term) for i, term in enumerate(terms) if i != slot]
     seen = set(out).union(*[term for _, term in others])
-    shared = "".join(label for label in own if label in seen)
+    shared = "".join(label for label in labels if label in seen)
     equation = ",".join([out, *[term for _, term in others]]) + "->" + shared
     gradient = v.do("Einsum", v.g, *[x for x, _ in others], equation=equation)
-    missing = [axis for axis, label in enumerate(own) if label not in seen]
+    missing = [axis for axis, label in enumerate(labels) if label not in seen]
     if missing:
         gradient = v.do("Expand", v.b.unsqueeze(gradient, missing), v.b.shape_of(v.x(slot)))
-    return sum_to(v.b, gradient, _dims(v, terms, own), v.x(slot))
+    return sum_to(v.b, gradient, _dims(v, terms, labels), v.x(slot))
 
 
 def _labels(v: Call) -> tuple[list[str], str]:
@@ -47,14 +47,14 @@ def _labels(v: Call) -> tuple[list[str], str]:
     return expanded, out.replace(_ELLIPSIS, "".join(letters))
 
 
-def _dims(v: Call, terms: Sequence[str], own: str) -> Shape:
+def _dims(v: Call, terms: Sequence[str], labels: str) -> Shape:
     """Return the shape of the gradient before the sum over broadcast dims."""
     size: dict[str, int | str | None] = {}
     for i, term in enumerate(terms):
         for label, dim in zip(term, v.shape(i) or (None,) * len(term), strict=True):
             if size.get(label, 1) == 1:
                 size[label] = dim
-    return tuple(size[label] for label in own)
+    return tuple(size[label] for label in labels)
 
 
 def _matmul(v: Call, slot: int) -> str:
@@ -78,11 +78,11 @@ def _matmul(v: Call, slot: int) -> str:
 
 def _product_shape(v: Call, slot: int) -> Shape | None:
     """Return the shape of G·Bᵀ or Aᵀ·G: the batch dims of the output, then the operand's last dims."""
-    own, out = v.shape(slot), v.out_shape
-    if own is None or out is None:
+    operand, out = v.shape(slot), v.out_shape
+    if operand is None or out is None:
         return None
     matrix_axes = sum(v.rank(i) > 1 for i in range(2))  # the number of output axes that are not batch axes
-    return (*out[: len(out) - matrix_axes], *own[-2:])
+    return (*out[: len(out) - matrix_axes], *operand[-2:])
 
 
 def _batched_weight_gradient(v: Call) -> str:
@@ -144,11 +144,11 @@ def _axes(v: Call) -> list[int]:
 
 
 def _resized_axes(v: Call) -> list[int]:
-    constant, own = v.constant(_SCALES), v.shape(0) or ()
+    constant, dims = v.constant(_SCALES), v.shape(0) or ()
     if constant is not None and constant.size:
         return [axis for axis, scale in zip(_axes(v), constant, strict=True) if scale != 1]
     out = v.out_shape or (None,) * v.rank()
-    return [axis for axis in _axes(v) if own[axis] is None or own[axis] != out[axis]]
+    return [axis for axis in _axes(v) if dims[axis] is None or dims[axis] != out[axis]]
 
 
 def _axis_matrix(v: Call, axis: int) -> str:

@@ -232,8 +232,8 @@ def _new_input(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoPr
 
 def summed(b: Builder, name: str) -> DType:
     """Return the type of a sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
-    own = b.element_type(name)
-    return DType.FLOAT if own.low else own
+    dtype = b.element_type(name)
+    return DType.FLOAT if dtype.low else dtype
 
 
 def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:

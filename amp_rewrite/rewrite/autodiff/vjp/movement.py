@@ -36,11 +36,11 @@ def scatter(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str
 
     Low types are summed in float32: the sum may have many terms, and no CPU kernel adds in a low type.
     """
-    own = v.dtype(0)
-    dtype = DType.FLOAT if own.low and repeats else own
-    wide, reduction = v.b.cast(g, dtype, of=own), "add" if repeats else None
+    target = v.dtype(0)
+    dtype = DType.FLOAT if target.low and repeats else target
+    wide, reduction = v.b.cast(g, dtype, of=target), "add" if repeats else None
     added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.indices, wide, axis=to.axis, reduction=reduction)
-    return v.b.cast(added, own, of=dtype)
+    return v.b.cast(added, target, of=dtype)
 
 
 def scatter_by_position(v: Call, *, repeats: bool) -> str:
@@ -139,22 +139,22 @@ def _slice(v: Call, slot: int) -> str:
     begins = [0] * v.rank(0)
     for axis, start in zip(axes, starts, strict=True):
         begins[from_front(int(axis), v.rank(0))] = int(start)
-    own, result = fixed_dims(v.shape(0)), fixed_dims(v.out_shape)
-    if own is not None and result is not None:
-        front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, own, strict=True)]
-        back = [n - b - c for n, b, c in zip(own, front, result, strict=True)]
+    dims, result = fixed_dims(v.shape(0)), fixed_dims(v.out_shape)
+    if dims is not None and result is not None:
+        front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, dims, strict=True)]
+        back = [n - b - c for n, b, c in zip(dims, front, result, strict=True)]
         return v.do("Pad", v.g, v.b.ints([*front, *back])) if any((*front, *back)) else v.g
     return v.do("Pad", v.g, _pads_at_run_time(v, begins))
 
 
 def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
-    own, result = v.b.op("Shape", v.x(0)), v.b.op("Shape", v.g)
+    dims, result = v.b.op("Shape", v.x(0)), v.b.op("Shape", v.g)
     front = v.b.ints(begins)
     if min(begins, default=0) < 0:
         from_back = v.b.constant(np.array([b < 0 for b in begins]))
-        front = v.b.op("Max", v.b.op("Where", from_back, v.b.op("Add", front, own), front), v.b.ints([0]))
-    front = v.b.op("Min", front, own)
-    return v.b.op("Concat", front, v.b.op("Sub", v.b.op("Sub", own, front), result), axis=0)
+        front = v.b.op("Max", v.b.op("Where", from_back, v.b.op("Add", front, dims), front), v.b.ints([0]))
+    front = v.b.op("Min", front, dims)
+    return v.b.op("Concat", front, v.b.op("Sub", v.b.op("Sub", dims, front), result), axis=0)
 
 
 def _pad(v: Call, slot: int) -> str:

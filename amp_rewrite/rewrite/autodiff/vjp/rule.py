@@ -216,13 +216,13 @@ class Call(Forward):
         The product is computed as a sum of ones on the gradient's device, to avoid a copy from host to device. Low
         types divide in float32, since they cannot represent large integers.
         """
-        own = self.dtype(0)
-        wide = DType.FLOAT if own.low else own
+        dtype = self.dtype(0)
+        wide = DType.FLOAT if dtype.low else dtype
         if isinstance(count, str):
             divisor = self.b.reduce("ReduceSum", self.b.full(count, 1.0, wide), None, keepdims=False)
         else:
             divisor = self.b.scalar(float(count), wide)
-        return self.b.cast(self.b.op("Div", self.b.cast(gradient, wide, of=own), divisor), own, of=wide)
+        return self.b.cast(self.b.op("Div", self.b.cast(gradient, wide, of=dtype), divisor), dtype, of=wide)
 
     def zeros(self, slot: int) -> str:
         return self.b.zeros_like(self.x(slot), self.dtype(slot))
@@ -244,22 +244,22 @@ def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
         summed = b.reduce("ReduceSum", gradient, axes, keepdims=True)
         return b.squeeze(summed, range(len(shape) - len(target)))
     # even the ranks may be unknown
-    own, full = b.op("Shape", x), b.op("Shape", gradient)
-    missing = b.op("Sub", b.op("Shape", full), b.op("Shape", own))
+    x_shape, full = b.op("Shape", x), b.op("Shape", gradient)
+    missing = b.op("Sub", b.op("Shape", full), b.op("Shape", x_shape))
     ones = b.op("ConstantOfShape", missing, value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [1], [1]))
-    aligned = b.op("Concat", ones, own, axis=0)
+    aligned = b.op("Concat", ones, x_shape, axis=0)
     differs = b.op("Not", b.op("Equal", aligned, full))
     broadcast = b.reshape(b.op("NonZero", differs), [-1])
-    return b.reshape(b.reduce("ReduceSum", gradient, broadcast, keepdims=True), own)
+    return b.reshape(b.reduce("ReduceSum", gradient, broadcast, keepdims=True), x_shape)
 
 
-def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
-    """Return the axes of a broadcast from `own` to `shape`; None if unknown dims leave them open."""
-    if own is None or shape is None:
+def _broadcast_axes(operand: Shape | None, shape: Shape | None) -> list[int] | None:
+    """Return the axes of a broadcast from `operand` to `shape`; None if unknown dims leave them open."""
+    if operand is None or shape is None:
         return None
-    dropped = len(shape) - len(own)
+    dropped = len(shape) - len(operand)
     axes = list(range(dropped))
-    for axis, (dim, full) in enumerate(zip(own, shape[dropped:], strict=True), start=dropped):
+    for axis, (dim, full) in enumerate(zip(operand, shape[dropped:], strict=True), start=dropped):
         if dim == 1:
             axes += [axis] if full != 1 else []
         elif not isinstance(dim, int) and full != 1 and (dim is None or dim != full):
