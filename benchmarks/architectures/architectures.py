@@ -155,18 +155,18 @@ def main() -> None:
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each export and measurement")
     parser.add_argument("--exported", action="store_true", help="take the models that FOLDER holds, export none")
-    given = parser.parse_args()
-    if not given.exported:
-        exported(given.folder, given.names, given.limit)
-    models = sorted(given.folder.glob("*.onnx"))
-    chosen = [m for m in models if not given.names or m.name.split(".")[0] in given.names]
+    args = parser.parse_args()
+    if not args.exported:
+        exported(args.folder, args.names, args.limit)
+    models = sorted(args.folder.glob("*.onnx"))
+    chosen = [m for m in models if not args.names or m.name.split(".")[0] in args.names]
     found = []
     for model in chosen:
-        found.append(measured(model, of_peers(model, given.peers, given.limit), given.limit))
+        found.append(measured(model, of_peers(model, args.peers, args.limit), args.limit))
         print(*cells(found[-1]), sep="  ", flush=True)
-    said = [json.loads(path.read_text("utf-8")) for path in sorted(given.folder.glob("*.json"))]
+    said = [json.loads(path.read_text("utf-8")) for path in sorted(args.folder.glob("*.json"))]
     table = [*summary(found, said), "", *measure.markdown(HEAD, map(cells, found))]
-    if not given.names:
+    if not args.names:
         about = measure.machine(("torch", "transformers", "onnxscript", "onnxruntime-gpu"))
         measure.write("architectures", about, [dict(zip(HEAD, cells(rows), strict=True)) for rows in found], table)
     print("\n".join(table))

@@ -85,8 +85,8 @@ def _without_last_row(mask: Tensor) -> Tensor:
 
 def outputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     with torch.no_grad():
-        given = module(*(v.clone() for v in inputs.values()))
-    return [given] if isinstance(given, Tensor) else list(given)
+        args = module(*(v.clone() for v in inputs.values()))
+    return [args] if isinstance(args, Tensor) else list(args)
 
 
 def computed(module: nn.Module, fed: Mapping[str, Mapping[str, Tensor]]) -> dict[str, np.ndarray[Any, Any]]:
@@ -173,10 +173,10 @@ def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: b
     (folder / f"{one.name}.json").write_text(json.dumps(said))
 
 
-def apart(one: Architecture, folder: Path, given: argparse.Namespace) -> None:
+def apart(one: Architecture, folder: Path, args: argparse.Namespace) -> None:
     """Export one architecture in a process of its own: a crash or a hang costs that one alone."""
-    limit, options = given.limit, {"real": given.real}
-    child = multiprocessing.get_context("fork").Process(target=export, args=(one, folder, given.by), kwargs=options)
+    limit, options = args.limit, {"real": args.real}
+    child = multiprocessing.get_context("fork").Process(target=export, args=(one, folder, args.by), kwargs=options)
     child.start()
     child.join(limit)
     if child.exitcode != 0:
@@ -200,17 +200,17 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one architecture may take")
     parser.add_argument("--real", action="store_true", help="the architectures of real width instead")
     parser.add_argument("--by", nargs="+", default=list(EXPORTERS), choices=list(EXPORTERS), help="the exporters")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    known = registry_of_real_widths() if given.real else registry()
-    warm_up(given.folder)
-    for name in given.names or known:
-        if not (given.folder / f"{name}.json").exists():
-            apart(known[name], given.folder, given)
-            print((given.folder / f"{name}.json").read_text(), flush=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    known = registry_of_real_widths() if args.real else registry()
+    warm_up(args.folder)
+    for name in args.names or known:
+        if not (args.folder / f"{name}.json").exists():
+            apart(known[name], args.folder, args)
+            print((args.folder / f"{name}.json").read_text(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Cost of calibration beside plain inference, in time and memory.
+"""Time and memory of calibration, compared with plain inference.
 
     python benchmarks/run.py calibration CACHE [--models bert_base] [--batches 100] [--rounds 3] [--threads 0]
 
-CACHE is the folder that `zoo` filled. Each round runs the model over the batches, and calibrates it on the same
-batches, one after the other, each in a process of its own, start-up and loading included. Inference is onnxruntime's
-best: optimized, outputs as arrays.
+CACHE is the folder written by `zoo`. Each round runs the model on the batches, then calibrates it on the same batches,
+each in a separate process, including start-up and loading. Inference runs as fast as onnxruntime allows: optimized,
+with outputs as arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED = 3
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One process: of which model and round, what it did, and what that cost. `size`: bytes of the model."""
+    """The cost of one process. `what`: inference or calibration. `size`: bytes of the model."""
 
     model: str
     round: int
@@ -35,7 +35,7 @@ class Point:
 
 
 def infer(model: str, data: str, threads: int) -> None:
-    """Run a model over data, and keep nothing."""
+    """Run a model on data, and discard the outputs."""
     from amp_rewrite import Feed, Model
     from amp_rewrite.runtime.runner import Runner, SessionOptions
 
@@ -46,17 +46,17 @@ def infer(model: str, data: str, threads: int) -> None:
 
 
 def calibrate(model: str, data: str, threads: int) -> None:
-    """Calibrate a model on data, and keep nothing."""
+    """Calibrate a model on data, and discard the ranges."""
     import amp_rewrite
 
     amp_rewrite.calibrate(model, data, threads=threads)
 
 
-WHAT = {"inference": infer, "calibration": calibrate}
+STEPS = {"inference": infer, "calibration": calibrate}
 
 
 def draw(batch: str, batches: int, path: str) -> None:
-    """Write that many batches like the one that is there: floats normal, other integers than 0 and 1 drawn anew."""
+    """Write random batches like a stored one, with normal floats; integer inputs of only 0 and 1 stay the same."""
     import numpy as np
 
     random = np.random.default_rng(SEED)
@@ -74,23 +74,23 @@ def draw(batch: str, batches: int, path: str) -> None:
 
 
 def measured(model: Path, number: int, what: str, batches: int, data: Path, threads: int) -> Point:
-    found = measure.cost([*measure.script("calibration"), "--one", what, model, data, str(threads)])
-    if found.code:
-        sys.exit(f"{what} of {model.name} failed: {found.said}")
+    cost = measure.cost([*measure.script("calibration"), "--one", what, model, data, str(threads)])
+    if cost.code:
+        sys.exit(f"{what} of {model.name} failed: {cost.said}")
     external = model.with_name(model.name + ".data")
     size = model.stat().st_size + (external.stat().st_size if external.exists() else 0)
-    return Point(model.stem, number, what, batches, size, found.wall, found.cpu, found.peak)
+    return Point(model.stem, number, what, batches, size, cost.wall, cost.cpu, cost.peak)
 
 
 def table(points: list[Point]) -> list[str]:
-    """The lines of the results' table: pairs, and how the second of each compares with the first."""
-    head = ["model", "round", "batches", "what", "seconds", "processor seconds", "peak MB", "peak / model"]
+    """Return the lines of the results table: each pair of runs, followed by their ratios."""
+    head = ["model", "round", "batches", "what", "seconds", "CPU seconds", "peak MB", "peak / model"]
     rows: list[list[object]] = []
-    for plain, tapped in zip(points[::2], points[1::2], strict=False):
-        for p in (plain, tapped):
+    for plain, calibrated in zip(points[::2], points[1::2], strict=False):
+        for p in (plain, calibrated):
             numbers = [f"{p.wall:.1f}", f"{p.cpu:.1f}", f"{p.peak / 1e6:.0f}", f"{p.peak / p.size:.2f}"]
             rows.append([p.model, p.round, p.batches, p.what, *numbers])
-        ratios = [f"{tapped.wall / plain.wall:.2f}×", f"{tapped.cpu / plain.cpu:.2f}×", "", ""]
+        ratios = [f"{calibrated.wall / plain.wall:.2f}×", f"{calibrated.cpu / plain.cpu:.2f}×", "", ""]
         rows.append([plain.model, plain.round, plain.batches, "ratio", *ratios])
     return measure.markdown(head, rows)
 
@@ -101,27 +101,27 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["bert_base"])
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=0, help="for one op; 0: one per core")
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
-    given = parser.parse_args()
+    parser.add_argument("--threads", type=int, default=0, help="threads per op; 0: one per core")
+    parser.add_argument("--dry-run", action="store_true", help="print only, without writing the results file")
+    args = parser.parse_args()
     points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        for name in given.models:
-            model, data = given.cache / f"{name}.onnx", Path(folder) / f"{name}.npz"
-            measure.apart(draw, str(model.with_suffix(".npz")), given.batches, str(data))
-            for number in range(1, given.rounds + 1):
-                for what in WHAT:
-                    points.append(measured(model, number, what, given.batches, data, given.threads))
+        for name in args.models:
+            model, data = args.cache / f"{name}.onnx", Path(folder) / f"{name}.npz"
+            measure.apart(draw, str(model.with_suffix(".npz")), args.batches, str(data))
+            for number in range(1, args.rounds + 1):
+                for what in STEPS:
+                    points.append(measured(model, number, what, args.batches, data, args.threads))
                     p = points[-1]
                     cost = f"{p.wall:7.1f} s  cpu {p.cpu:7.1f} s  {p.peak / 1e6:6.0f} MB"
                     print(f"{p.model:12} {p.round} {p.what:12} {cost}", flush=True)
-                if not given.dry_run:  # a long run that is broken off keeps what it has
+                if not args.dry_run:  # an interrupted run keeps its results so far
                     about = measure.machine(("onnx", "onnxruntime-gpu", "numpy"))
                     measure.write("calibration", about, points, table(points))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        WHAT[sys.argv[2]](sys.argv[3], sys.argv[4], int(sys.argv[5]))
+        STEPS[sys.argv[2]](sys.argv[3], sys.argv[4], int(sys.argv[5]))
     else:
         main()

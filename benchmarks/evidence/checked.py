@@ -1,10 +1,10 @@
-"""Cost of the check of a plain conversion: time and memory with one random batch, and with --no-check.
+"""Time and memory of a plain conversion, with its check on one random batch and with --no-check.
 
     python benchmarks/run.py checked CACHE [--rounds 5]
 
-CACHE is the folder that `zoo` filled; BERT-base, ViT-base and Whisper's encoder of it are measured beside an MLP of
-100 MB that is built here. Each run is a process of its own, start-up included. Memory is the peak that the kernel
-keeps for the process, which counts pages of the weights' file while they are mapped.
+CACHE is the folder written by `zoo`. The models are its BERT-base, ViT-base and Whisper encoder, and a generated MLP of
+100 MB. Each run is a separate process, including start-up. Memory is the kernel's peak for the process, which includes
+mapped pages of the weights file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAYS = {"--no-check": ("--no-check",), "checked": ()}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The fastest of some runs of one command. `size`: bytes of the model."""
+    """The fastest of several runs of one command. `size`: bytes of the model."""
 
     model: str
     way: str
@@ -34,7 +34,7 @@ class Point:
 
 
 def mlp(path: str, layers: int = 6, width: int = 2048) -> None:
-    """Write a network of dense layers with weights from a seed, 100 MB of them."""
+    """Write a network of dense layers with 100 MB of seeded random weights."""
     import numpy as np
     import onnx
     from onnx import numpy_helper
@@ -47,14 +47,14 @@ def mlp(path: str, layers: int = 6, width: int = 2048) -> None:
         nodes.append(onnx.helper.make_node("MatMul", [at, f"w{number}"], [f"h{number}"], f"dense{number}"))
         nodes.append(onnx.helper.make_node("Relu", [f"h{number}"], [at := f"r{number}"], f"relu{number}"))
     ports = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", width]) for name in ("x", at))
-    held = [numpy_helper.from_array(weight, f"w{number}") for number, weight in enumerate(weights)]
-    graph = onnx.helper.make_graph(nodes, "mlp", *([port] for port in ports), initializer=held)
+    initializers = [numpy_helper.from_array(weight, f"w{number}") for number, weight in enumerate(weights)]
+    graph = onnx.helper.make_graph(nodes, "mlp", *([port] for port in ports), initializer=initializers)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
 
 
 def measured(model: Path, way: str, rounds: int, folder: Path) -> Point:
-    words = [*measure.own_command(), model, "-o", folder / "out.onnx", "--overwrite", "-q", *WAYS[way]]
-    runs = [measure.cost(words) for _ in range(rounds)]
+    command = [*measure.own_command(), model, "-o", folder / "out.onnx", "--overwrite", "-q", *WAYS[way]]
+    runs = [measure.cost(command) for _ in range(rounds)]
     if failed := next((run for run in runs if run.code), None):
         sys.exit(f"{model.name}, {way}: {failed.said}")
     best = measure.best(runs)
@@ -62,7 +62,7 @@ def measured(model: Path, way: str, rounds: int, folder: Path) -> Point:
 
 
 def table(points: list[Point]) -> list[str]:
-    head = ("model", "MB", "way", "seconds", "processor seconds", "peak MB")
+    head = ("model", "MB", "way", "seconds", "CPU seconds", "peak MB")
     rows = [
         (p.model, f"{p.size / 1e6:.0f}", p.way, f"{p.wall:.1f}", f"{p.cpu:.1f}", f"{p.peak / 1e6:.0f}") for p in points
     ]
@@ -73,13 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     measure.warm_up()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         measure.apart(mlp, str(folder / "mlp_100_mb.onnx"))
-        models = (folder / "mlp_100_mb.onnx", *(given.cache / f"{name}.onnx" for name in EXPORTED))
-        points = [measured(model, way, given.rounds, folder) for model in models for way in WAYS]
+        models = (folder / "mlp_100_mb.onnx", *(args.cache / f"{name}.onnx" for name in EXPORTED))
+        points = [measured(model, way, args.rounds, folder) for model in models for way in WAYS]
     about = measure.machine(("onnx", "numpy", "onnxruntime-gpu"))
     measure.write("checked", about, points, table(points))
 

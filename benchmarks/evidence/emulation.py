@@ -1,10 +1,10 @@
-"""Cost of emulation: BERT-base in float32 and its float16 and bfloat16 twins, on the CPU provider of onnxruntime.
+"""Cost of emulation: BERT-base in float32 and its float16 and bfloat16 twins, on onnxruntime's CPU provider.
 
     python benchmarks/run.py emulation CACHE [--rows 1 8] [--pairs 15] [--cpu-pairs 5]
 
-Needs torch and transformers for the export (see shared/zoo.py). The float32 model and each twin run in turn, so that
-other load falls on both: wall times on all cores, and processor times on one thread, which a busy machine
-changes less. A ratio is the median of the pairs' ratios. Making and opening are costs of whole processes.
+This needs torch and transformers for the export (see shared/zoo.py). The float32 model and each twin run alternately,
+so that other load affects both. Wall times are on all cores; CPU times are on one thread, since a busy machine affects
+them less. A ratio is the median over the pairs. The costs of making and opening are for whole processes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from benchmarks.shared import measure
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Batch
-    from amp_rewrite.runtime.runner import Runner, SessionOptions
+    from amp_rewrite.runtime.runner import Runner
 
 TYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Seconds of one run each, in turn; nodes of the original and Casts of the twin; costs of making and opening."""
+    """Seconds of alternate runs, nodes of the original, Casts of the twin, and costs of making and opening."""
 
     to: str
     rows: int
@@ -46,7 +46,7 @@ class Pairs:
 
     @property
     def ratios(self) -> list[float]:
-        """Of wall times on all cores."""
+        """The ratios of wall times on all cores."""
         return [twin / plain for plain, twin in zip(self.plain, self.emulated, strict=True)]
 
     @property
@@ -55,26 +55,26 @@ class Pairs:
 
     @property
     def cpu_ratio(self) -> float:
-        """Of processor times on one thread."""
+        """The median ratio of CPU times on one thread."""
         return statistics.median(b / a for a, b in zip(self.plain_cpu, self.emulated_cpu, strict=True))
 
 
 def exported(rows: int, cache: str) -> str:
-    """BERT-base for that many rows of 128 tokens; exported in a process of its own."""
+    """Export BERT-base for `rows` rows of 128 tokens."""
     from benchmarks.shared import zoo
 
     return str(zoo.export(f"bert_base_{rows}", Path(cache), partial(zoo.bert, rows)))
 
 
 def converted(model: str, to: str, path: str) -> None:
-    """Writes the model in mixed precision."""
+    """Write the model in mixed precision."""
     import amp_rewrite
 
     amp_rewrite.convert(model, to=to).save(path, overwrite=True)
 
 
 def counted(model: str, twin: str) -> tuple[int, int]:
-    """The number of nodes of a model and of Casts in its twin."""
+    """Return the number of nodes in a model and of Casts in its twin."""
     from amp_rewrite import Model
 
     nodes, others = (Model.load(path).proto.graph.node for path in (model, twin))
@@ -82,7 +82,7 @@ def counted(model: str, twin: str) -> tuple[int, int]:
 
 
 def made(low: Path, twin: Path) -> measure.Cost:
-    """What `amp-rewrite emulate` costs as a process, writing included."""
+    """Return the cost of `amp-rewrite emulate` as a process, including writing."""
     command = [*measure.own_command(), "emulate", low, "-o", twin, "--io", "float32", "--overwrite"]
     return measure.best(measure.cost(command) for _ in range(3))
 
@@ -94,12 +94,12 @@ def seconds(runner: Runner, batch: Batch, clock: Callable[[], float]) -> float:
 
 
 def in_turn(model: Path, twin: Path, count: int, threads: int) -> tuple[list[float], list[float]]:
-    """Times of the model and its twin, run one after the other; the first pair warms up and is left out.
+    """Return the times of the model and its twin in alternate runs, without the first pair, which warms up.
 
-    Wall times on all cores, for 0 threads; processor times, which say more on a busy machine, for one.
+    These are wall times on all cores for 0 threads, or CPU times, which a busy machine affects less, for 1.
     """
     from amp_rewrite import Feed, Model
-    from amp_rewrite.runtime.runner import Runner
+    from amp_rewrite.runtime.runner import Runner, SessionOptions
 
     loaded = Model.load(model)
     batch = next(iter(Feed.of(model.with_suffix(".npz"), loaded)))
@@ -110,14 +110,14 @@ def in_turn(model: Path, twin: Path, count: int, threads: int) -> tuple[list[flo
 
 
 def opened(path: Path) -> measure.Cost:
-    """What it costs to load and open a model, imports included."""
+    """Return the cost of loading and opening a model, including imports."""
     program = "import sys, amp_rewrite; from amp_rewrite.runtime.runner import Runner; "
     program += "Runner.open(amp_rewrite.Model.load(sys.argv[1]))"
     command = [sys.executable, "-c", program, path]
     return measure.best(measure.cost(command) for _ in range(3))
 
 
-def table(found: list[Pairs]) -> list[str]:
+def table(results: list[Pairs]) -> list[str]:
     head = ("low type", "rows × tokens", "nodes", "Casts of the twin", "float32", "emulated")
     head += (
         "ratio, median",
@@ -130,7 +130,7 @@ def table(found: list[Pairs]) -> list[str]:
         "opening emulated",
     )
     rows = []
-    for pairs in found:
+    for pairs in results:
         low, _, high = statistics.quantiles(pairs.ratios, n=4)
         wall = [f"{statistics.median(of) * 1e3:.0f} ms" for of in (pairs.plain, pairs.emulated)]
         cpu = [f"{statistics.median(of) * 1e3:.0f} ms" for of in (pairs.plain_cpu, pairs.emulated_cpu)]
@@ -149,25 +149,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--cpu-pairs", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     measure.warm_up()
-    given.cache.mkdir(parents=True, exist_ok=True)
-    found = []
-    for rows in given.rows:
-        model = Path(measure.apart(exported, rows, str(given.cache)))
+    args.cache.mkdir(parents=True, exist_ok=True)
+    results = []
+    for rows in args.rows:
+        model = Path(measure.apart(exported, rows, str(args.cache)))
         for to in TYPES:
-            low, twin = (given.cache / f"{model.stem}.{to}.{kind}onnx" for kind in ("", "emulated."))
+            low, twin = (args.cache / f"{model.stem}.{to}.{kind}onnx" for kind in ("", "emulated."))
             measure.apart(converted, str(model), to, str(low))
             costs = made(low, twin), opened(model), opened(twin)
             counts = measure.apart(counted, str(model), str(twin))
-            wall = measure.apart(in_turn, model, twin, given.pairs, 0)
-            cpu = measure.apart(in_turn, model, twin, given.cpu_pairs, 1)
-            found.append(Pairs(to, rows, *counts, *wall, *cpu, *costs))
-            print(f"{to} {rows}: {found[-1].ratio:.2f}, one thread {found[-1].cpu_ratio:.2f}", flush=True)
+            wall = measure.apart(in_turn, model, twin, args.pairs, 0)
+            cpu = measure.apart(in_turn, model, twin, args.cpu_pairs, 1)
+            results.append(Pairs(to, rows, *counts, *wall, *cpu, *costs))
+            print(f"{to} {rows}: {results[-1].ratio:.2f}, one thread {results[-1].cpu_ratio:.2f}", flush=True)
     about = measure.machine(("onnx", "onnxruntime-gpu", "numpy", "ml_dtypes"))
-    written = table(found)
-    measure.write("emulation", about, found, ["BERT-base on onnxruntime's CPU provider.", "", *written])
-    print("\n".join(written))
+    lines = table(results)
+    measure.write("emulation", about, results, ["BERT-base on onnxruntime's CPU provider.", "", *lines])
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Models that break in half precision: cast by hand, converted by the lists, repaired with data; half exports.
+"""Models that break in half precision: cast naively, converted by the lists, repaired with data, and half exports.
 
     python benchmarks/run.py hard_models    # writes results and docs/evidence/hard_models.md
 
-The models are those of tests/support/hard_models.py and tests/support/planted_models.py. All low precision is
-emulated, so nothing here depends on the machine.
+The models are in tests/support/hard_models.py and tests/support/planted_models.py. All low precision is emulated, so
+the results do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from support.hard_models import HARD, Hard, halved
 from support.planted_models import OUTLIER, PLANTED, planted
 
 PAGE = measure.ROOT / "docs" / "evidence" / "hard_models.md"
-# What is allowed, relative and absolute alike: outputs are of the size of 1. bfloat16 has three bits less.
-NEAR: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 8e-2}
-# The outputs of the exported models are of any size: the largest error in units of the largest output.
+# The relative and absolute tolerance: outputs have magnitude 1. bfloat16 has three bits fewer.
+TOLERANCE: Mapping[str, float] = {"float16": 1e-2, "bfloat16": 8e-2}
+# The outputs of the exported models have any magnitude: the largest error, relative to the largest output.
 SCALED = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model in one low type. `by_hand`: everything low; `by_lists`: converted without data; `repaired`: with it.
+    """One model in one low type. `by_hand`: everything low; `by_lists`: converted without data; `repaired`: with data.
 
-    `high`: the products that stay float32 in the repaired model, of `products`. `first_jump`: where `locate` says
-    that the half export departs from its float32 twin; `raised`: how many of its ops repair raises.
+    `high`: the products that stay float32 in the repaired model, out of `products`. `first_jump`: the first op where
+    the half export departs from its float32 twin, by `locate`; `raised`: the number of its ops raised by repair.
     """
 
     model: str
@@ -52,38 +52,38 @@ class Row:
 
 
 def measured(name: str, to: str) -> Row:
-    """Everything about one model in one type."""
+    """Measure one model in one type."""
     hard = HARD[name]()
-    near = {"rtol": NEAR[to], "atol": NEAR[to]}
+    tolerance = {"rtol": TOLERANCE[to], "atol": TOLERANCE[to]}
     plain = amp_rewrite.convert(hard.model, to=to).result
-    found = amp_rewrite.repair(hard.model, hard.batch, to=to, shift="none", **near)  # type: ignore[arg-type]
+    found = amp_rewrite.repair(hard.model, hard.batch, to=to, shift="none", **tolerance)  # type: ignore[arg-type]
     half = halved(hard.model, to, clipped=True)
-    again = amp_rewrite.repair(half, hard.batch, to=to, shift="none", **near)  # type: ignore[arg-type]
+    half_result = amp_rewrite.repair(half, hard.batch, to=to, shift="none", **tolerance)  # type: ignore[arg-type]
     jump = amp_rewrite.locate(half, half, hard.batch).first_jump
     twin = amp_rewrite.emulate(half, rounding=False, io="float32")
     return Row(
         name,
         to,
         found.converted.report.totals.compute_ops,
-        _verdict(hard, hard.model, halved(hard.model, to), near),
-        _verdict(hard, hard.model, plain, near),
-        _said(found.verdict),
+        _verdict(hard, hard.model, halved(hard.model, to), tolerance),
+        _verdict(hard, hard.model, plain, tolerance),
+        _outcome(found.verdict),
         _high(found.converted),
         tuple(region.name for region in found.regions),
         found.minimal,
         len(found.trail),
-        _verdict(hard, twin, half, near),
+        _verdict(hard, twin, half, tolerance),
         f"{jump.op} ({jump.kind})" if jump is not None else "",
-        _said(again.verdict),
-        len(again.converted.report.raised),
-        _high(again.converted),
-        len(again.trail),
+        _outcome(half_result.verdict),
+        len(half_result.converted.report.raised),
+        _high(half_result.converted),
+        len(half_result.trail),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """One exported model to float16, with `product` scaled; the rest as in `Row`. `low` of `products` are low."""
+    """One exported model in float16, with `product` scaled; `low` of `products` are low. See `Row` for the rest."""
 
     model: str
     product: str
@@ -97,7 +97,7 @@ class Outlier:
 
 
 def outlier(name: str) -> Outlier:
-    """What happens to one of the exported models with an outlier."""
+    """Measure one of the exported models with an outlier."""
     hard = planted(name)
     plain = amp_rewrite.convert(hard.model).result
     verdict = amp_rewrite.verify(hard.model, plain, hard.batch, tolerance=SCALED, emulate=True)
@@ -106,8 +106,8 @@ def outlier(name: str) -> Outlier:
     return Outlier(
         name,
         hard.product,
-        _said(verdict),
-        _said(found.verdict),
+        _outcome(verdict),
+        _outcome(found.verdict),
         _high(found.converted),
         totals.compute_lowered,
         totals.compute_ops,
@@ -116,12 +116,13 @@ def outlier(name: str) -> Outlier:
     )
 
 
-def _verdict(hard: Hard, reference: object, candidate: object, near: Mapping[str, float]) -> str:
-    return _said(amp_rewrite.verify(reference, candidate, hard.batch, emulate=True, **near))  # type: ignore[arg-type]
+def _verdict(hard: Hard, reference: object, candidate: object, tolerance: Mapping[str, float]) -> str:
+    verdict = amp_rewrite.verify(reference, candidate, hard.batch, emulate=True, **tolerance)  # type: ignore[arg-type]
+    return _outcome(verdict)
 
 
-def _said(verdict: Verdict | None) -> str:
-    """The largest error in units of what is allowed, or the share of outputs that became NaN or infinite."""
+def _outcome(verdict: Verdict | None) -> str:
+    """Return the largest error relative to the tolerance, or the share of outputs that became NaN or infinite."""
     assert verdict is not None
     difference = verdict.worst[0].difference
     if difference.nonfinite[1]:
@@ -201,7 +202,7 @@ def _planted(rows: Sequence[Outlier]) -> list[str]:
 
 def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
     """Return the text of docs/evidence/hard_models.md."""
-    by_type = {to: [row for row in rows if row.to == to] for to in NEAR}
+    by_type = {to: [row for row in rows if row.to == to] for to in TOLERANCE}
     about = [f"| `{name}` | {hard.what} | {hard.cause} | {hard.fix} |" for name, hard in ((n, HARD[n]()) for n in HARD)]
     lines = [
         *_INTRODUCTION.splitlines(),
@@ -272,7 +273,7 @@ $ python examples/repair.py               # repairs one of them, command by comm
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    rows = [measured(name, to) for to in NEAR for name in HARD]
+    rows = [measured(name, to) for to in TOLERANCE for name in HARD]
     measure.write("hard_models", measure.machine(), rows, [*_converted(rows), "", *_exported(rows)])
     outliers = [outlier(name) for name in PLANTED]
     measure.write("planted_models", measure.machine(), outliers, _planted(outliers))

@@ -1,11 +1,11 @@
-"""Results of the plain command, `amp-rewrite model.onnx`, on models that are hard and on those of the GPU measurement.
+"""Results of the plain command, `amp-rewrite model.onnx`, on hard models and on the models of the GPU measurement.
 
     python benchmarks/run.py plain CACHE [--only NAME …]    # writes results and docs/evidence/plain.md
 
-The hard models are those of tests/support/hard_models.py, judged on the data that break them. Of the GPU models those
-of at most 600 MB are exported by `zoo` into CACHE, or grown from benchmarks/gpu/skeletons; of the others a small export
-stands for the architecture. Their weights and data are random. Half precision is emulated. Rows that are not measured
-keep their numbers.
+The hard models are in tests/support/hard_models.py, and are judged on the data that break them. GPU models of up to
+600 MB are exported by `zoo` into CACHE, or grown from benchmarks/gpu/skeletons; a small export of the same architecture
+replaces larger ones. Their weights and data are random. Half precision is emulated. Rows not measured in this run keep
+their numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ EXPORTED = {
     "gpt2": "gpt2",
     "whisper": "whisper_small_encoder",
 }
-"""Models that the zoo exports, with its names."""
+"""Models exported by the zoo, with their names there."""
 SMALL = {"bert_large": "bert_dynamo20", "llama": "llama_dynamo21", "unet": "unet_dynamo21"}
-"""Models of more weights than are checked quickly, with exports in tests/models of their architecture."""
+"""Models too large for a quick check, with an export of the same architecture in tests/models."""
 TINY = {"gpt2_step": "gpt2_step_tiny"}
-"""Models that `gpu_models` builds small."""
+"""Models with a small version in `gpu_models`."""
 GPU = (*EXPORTED, "dense", *SMALL, *TINY)
 NEAR = 1e-2
 INTRO = f"""# Results of the plain command
@@ -51,7 +51,7 @@ converts [trained models](trained.md), tested at their tasks. `python benchmarks
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model. `operators`: onnxruntime's own, with their numbers; `kept`: pins of the check."""
+    """One model. `operators`: onnxruntime's own, with their counts; `kept`: ops pinned by the check."""
 
     group: str
     model: str
@@ -110,7 +110,7 @@ def exported(name: str, cache: str) -> tuple[str, str]:
 
 
 def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
-    """Judge a conversion, on data or, without any, on a random batch of another seed than the check's."""
+    """Judge a conversion on data, or on a random batch with a different seed from the check's."""
     import amp_rewrite
     from amp_rewrite.evidence.data.sources import Drawing
     from amp_rewrite.files.protos import all_nodes
@@ -136,7 +136,7 @@ def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
 
 
 def measured(group: str, name: str, cache: str) -> Row:
-    """Convert a model by the command, in a process of its own, and judge the result in another one."""
+    """Convert a model with the command in a separate process, and judge the result in another."""
     with tempfile.TemporaryDirectory() as folder:
         data = ""
         if group == "hard":
@@ -177,19 +177,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path)
     parser.add_argument("--only", nargs="+", metavar="NAME")
-    given = parser.parse_args()
+    args = parser.parse_args()
     from dataclasses import asdict
 
     from support.hard_models import HARD
 
     names = [*(("hard", name) for name in HARD), *(("gpu", name) for name in GPU)]
     stored = measure.RESULTS / "plain.json"
-    known = {row["model"]: row for row in json.loads(stored.read_text("utf-8"))["rows"]} if stored.exists() else {}
+    results = {row["model"]: row for row in json.loads(stored.read_text("utf-8"))["rows"]} if stored.exists() else {}
     for group, name in names:
-        if given.only is None or name in given.only:
-            known[name] = asdict(measured(group, name, str(given.cache)))
-            print(known[name], flush=True)
-            write([known[name] for _, name in names if name in known])
+        if args.only is None or name in args.only:
+            results[name] = asdict(measured(group, name, str(args.cache)))
+            print(results[name], flush=True)
+            write([results[name] for _, name in names if name in results])
 
 
 def write(rows: list[dict[str, Any]]) -> None:

@@ -1,17 +1,17 @@
-"""Cost of a search for the ops that need float32: repair, also beside another tool.
+"""Cost of the search for ops that need float32, compared with another tool.
 
     python benchmarks/run.py repair                                        # eight rows
     python benchmarks/run.py repair CACHE [--peers PEERS/bin/python] [--limit SECONDS]
 
-The eight rows need nothing else: four models of tests/models, at two tolerances. Each run has a process of its own; of
-the processor seconds, which include imports, the median of three runs counts.
+The eight rows need nothing else: four models of tests/models, at two tolerances. Each run is a separate process. CPU
+seconds are the median of three runs, including imports.
 
-With CACHE the model is BERT-base, exported with torch and transformers (see shared/zoo.py), with random weights, in
-which three of the twelve layers scale the values of their attention by 2^18 and take that back in the weights behind
-it: in float32 the same function to the last bits, in float16 values that overflow and weights that vanish. With
-`--peers`, an environment of its own with onnxconverter-common and onnxruntime, that tool gets the same model, batch and
-tolerance, and is stopped if it takes longer than `--limit`. Results are verified by emulation, which rounds as a GPU
-does. Rows that are not measured keep their numbers and their date.
+With CACHE, the model is BERT-base with random weights, exported with torch and transformers (see shared/zoo.py). In
+three of its twelve layers, the attention values are scaled by 2^18, and the weights after them undo the scaling. In
+float32 this is the same function to the last bits; in float16, the values overflow and the weights vanish. `--peers` is
+a separate environment with onnxconverter-common and onnxruntime. That tool gets the same model, batch and tolerance,
+and is stopped after `--limit` seconds. Results are verified by emulation, with a GPU's rounding. Rows not measured in
+this run keep their numbers and their date.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from typing import Any
 from benchmarks.shared import measure
 
 RTOL, ATOL = 1e-2, 3e-2
-"""|a - b| <= ATOL + RTOL |a|: three times what float16 costs this model as it was exported (0.0104 at most)."""
+"""|a - b| <= ATOL + RTOL |a|: three times the float16 error of the unmodified model (0.0104 at most)."""
 
 SCALE, LAYERS = 2.0**18, (2, 6, 10)
 
 MODELS, TOLERANCES = ("bert_dynamo20", "vit_dynamo22", "t5_dynamo18", "llama_dynamo21"), (1e-3, 3e-4)
-TURNS = 3
+ROUNDS = 3
 OWN, PEER = "amp-rewrite", "onnxconverter-common auto_mixed_precision"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tool: what it cost, how often it tried, and what it gave."""
+    """One tool: its cost, its number of tries and its result."""
 
     tool: str
     seconds: float
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One repair: processor seconds, trials, float32 ops, and the largest error of an output, relative to its size."""
+    """One repair: CPU seconds, trials, float32 ops, and the largest error relative to its output."""
 
     model: str
     tolerance: float
@@ -69,29 +69,29 @@ class Outcome:
 
 
 def repaired(name: str, tolerance: float) -> Outcome:
-    """Repair a stored model in this process, which must be a fresh one."""
+    """Repair a stored model in this process, which must be fresh."""
     import amp_rewrite
     from suites.models.test_fixtures import batch, source
 
     data = batch(name, "input")
     start = time.process_time()
-    found = amp_rewrite.repair(source(name), data, tolerance=tolerance)
+    result = amp_rewrite.repair(source(name), data, tolerance=tolerance)
     seconds = time.process_time() - start
-    if not found.solved or found.verdict.score is None or found.report.evidence is None:
-        raise SystemExit(f"{name} was not repaired to {tolerance:g}: {found.verdict}")
-    error = found.report.evidence.largest_error
+    if not result.solved or result.verdict.score is None or result.report.evidence is None:
+        raise SystemExit(f"{name} was not repaired to {tolerance:g}: {result.verdict}")
+    error = result.report.evidence.largest_error
     error = math.nan if error is None else error
-    return Outcome(name, tolerance, seconds, len(found.trail), found.converted.coloring.float32_ops, error)
+    return Outcome(name, tolerance, seconds, len(result.trail), result.converted.coloring.float32_ops, error)
 
 
 def outcome(name: str, tolerance: float) -> Outcome:
     """Repair a stored model in several processes."""
-    runs = [measure.apart(repaired, name, tolerance) for _ in range(TURNS)]
+    runs = [measure.apart(repaired, name, tolerance) for _ in range(ROUNDS)]
     return replace(runs[0], processor=statistics.median(run.processor for run in runs))
 
 
 def planted(cache: str) -> str:
-    """BERT-base with scaled attention, exported in a process of its own; its batch is that of bert_base."""
+    """Export BERT-base and scale its attention; its batch is that of bert_base."""
     import numpy as np
     import onnx
 
@@ -114,7 +114,7 @@ def planted(cache: str) -> str:
 
 
 def _around(nodes: Any, softmax: Any, weights: Any) -> tuple[str, str]:
-    """The weights that make the values of an attention, and those that read what it gives."""
+    """Return the names of an attention's value weights and output weights."""
     makers = {name: node for node in nodes for name in node.output}
     readers = {name: node for node in nodes for name in node.input}
     product = readers[softmax.output[0]]
@@ -129,21 +129,21 @@ def _around(nodes: Any, softmax: Any, weights: Any) -> tuple[str, str]:
 
 
 def peer(source: str, batch: str, target: str) -> None:
-    """onnxconverter-common's search, in its own environment; it prints each attempt."""
+    """Run onnxconverter-common's search, in its own environment; it prints each attempt."""
     import numpy as np
     import onnx
     from onnxconverter_common import auto_mixed_precision  # type: ignore[import-not-found]
 
     with np.load(batch) as stored:
         feed = {name: stored[name] for name in stored.files}
-    found = auto_mixed_precision.auto_convert_mixed_precision(
+    model = auto_mixed_precision.auto_convert_mixed_precision(
         onnx.load(source), feed, rtol=RTOL, atol=ATOL, keep_io_types=True
     )
-    onnx.save(found, target)
+    onnx.save(model, target)
 
 
 def judged(source: str, batch: str, target: str) -> tuple[int, int, str]:
-    """How many floating ops of a result are float32 and low, and how it does when it is honestly rounded."""
+    """Count a result's float32 and low ops, and judge it with every rounding emulated."""
     from amp_rewrite.evidence.verify import verify
     from amp_rewrite.files.model import Model
     from amp_rewrite.ir.view import View
@@ -152,66 +152,66 @@ def judged(source: str, batch: str, target: str) -> tuple[int, int, str]:
     rows = [r for r in report_of(View.of(Model.load(target))).rows if r.op not in ("Cast", "Constant")]
     verdict = verify(source, target, batch, rtol=RTOL, atol=ATOL, emulate=True)
     (worst,) = verdict.worst
-    how = f"{'ok' if verdict.ok else 'not ok'}, largest error {worst.difference.max_abs:.3g}"
-    return sum(r.dtype == "float32" for r in rows), sum(r.dtype == "float16" for r in rows), how
+    summary = f"{'ok' if verdict.ok else 'not ok'}, largest error {worst.difference.max_abs:.3g}"
+    return sum(r.dtype == "float32" for r in rows), sum(r.dtype == "float16" for r in rows), summary
 
 
-def measured(tool: str, command: list[str | Path], said: Path, source: str, batch: str, target: Path) -> Row:
-    """One tool's run, counted and judged."""
-    cost = measure.cost(command, stdout=said)
+def measured(tool: str, command: list[str | Path], output: Path, source: str, batch: str, target: Path) -> Row:
+    """Run one tool, and judge its result."""
+    cost = measure.cost(command, stdout=output)
     stopped = cost.code == 124
     if cost.code not in (0, 124):
         raise SystemExit(f"{tool} failed: {cost.said}")
     found: tuple[int, int, str] = (0, 0, "no result") if stopped else measure.apart(judged, source, batch, str(target))
     today = str(measure.machine()["date"])
-    return Row(tool, cost.wall, cost.cpu, cost.peak, stopped, _tries(tool, said.read_text("utf-8")), *found, today)
+    return Row(tool, cost.wall, cost.cpu, cost.peak, stopped, _tries(tool, output.read_text("utf-8")), *found, today)
 
 
-def _tries(tool: str, said: str) -> int:
-    """How many candidates were made and run, as the tool itself says."""
+def _tries(tool: str, output: str) -> int:
+    """Return the number of candidates tried, from the tool's own output."""
     if tool == OWN:
-        findings = [f for f in json.loads(said)["findings"] if f["kind"] == "repaired"]
+        findings = [f for f in json.loads(output)["findings"] if f["kind"] == "repaired"]
         if not findings:  # the first conversion passes
             return 1
         return int(re.search(r"(\d+) trial", findings[0]["message"])[1])  # type: ignore[index]
-    return len(re.findall(r"^Running attempt", said, re.MULTILINE))
+    return len(re.findall(r"^Running attempt", output, re.MULTILINE))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cache", type=Path, nargs="?")
-    parser.add_argument("--peers", type=Path, help="the python of the other tool's environment")
+    parser.add_argument("--peers", type=Path, help="the Python of the other tool's environment")
     parser.add_argument("--limit", type=int, default=1800)
-    given = parser.parse_args()
+    args = parser.parse_args()
     measure.warm_up()
     stored = json.loads((measure.RESULTS / "repair.json").read_text("utf-8"))["rows"]
     tools = {row["tool"]: Row(**row) for row in stored if "tool" in row}
     outcomes = [Outcome(**row) for row in stored if "tool" not in row]
-    if given.cache is None:
+    if args.cache is None:
         outcomes = [outcome(name, tolerance) for name in MODELS for tolerance in TOLERANCES]
     else:
-        source = measure.apart(planted, str(given.cache))
-        batch = str(given.cache / "bert_base.npz")
-        for tool in (OWN, PEER) if given.peers else (OWN,):
-            target = given.cache / "repaired.onnx"
+        source = measure.apart(planted, str(args.cache))
+        batch = str(args.cache / "bert_base.npz")
+        for tool in (OWN, PEER) if args.peers else (OWN,):
+            target = args.cache / "repaired.onnx"
             target.unlink(missing_ok=True)
-            command = _command(tool, given, source, batch, target)
-            tools[tool] = measured(tool, command, given.cache / "said", source, batch, target)
+            command = _command(tool, args, source, batch, target)
+            tools[tool] = measured(tool, command, args.cache / "output.txt", source, batch, target)
             print(tools[tool], file=sys.stderr)
     rows = [tools[tool] for tool in (OWN, PEER)]
     measure.write("repair", measure.machine(), [*rows, *outcomes], [*_table(rows), "", *_repairs(outcomes)])
 
 
-def _command(tool: str, given: Any, source: str, batch: str, target: Path) -> list[str | Path]:
-    limited: list[str | Path] = ["timeout", str(given.limit)]
+def _command(tool: str, args: Any, source: str, batch: str, target: Path) -> list[str | Path]:
+    limited: list[str | Path] = ["timeout", str(args.limit)]
     if tool != OWN:
-        return [*limited, *measure.script("repair", given.peers), "--peer", source, batch, target]
+        return [*limited, *measure.script("repair", args.peers), "--peer", source, batch, target]
     tolerance = ("--set", f"rtol={RTOL}", "--set", f"atol={ATOL}")
     return [*limited, *measure.own_command(), source, "-o", target, "--data", batch, *tolerance, "--json"]
 
 
 def _table(rows: list[Row]) -> list[str]:
-    head = ("tool", "date", "seconds", "processor s", "peak MB", "tries", "ops float32 / float16", "result, emulated")
+    head = ("tool", "date", "seconds", "CPU s", "peak MB", "tries", "ops float32 / float16", "result, emulated")
     cells = [
         (
             row.tool,
@@ -230,13 +230,13 @@ def _table(rows: list[Row]) -> list[str]:
 
 def _repairs(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the table of the stored models."""
-    head = ("model", "tolerance", "trials", "float32 ops", "processor s", "largest error")
+    head = ("model", "tolerance", "trials", "float32 ops", "CPU s", "largest error")
     cells = [
         (o.model, f"{o.tolerance:g}", o.trials, o.float32, f"{o.processor:.2f}", f"{o.error:.2g}") for o in outcomes
     ]
     ops, seconds = (sum(getattr(row, name) for row in outcomes) for name in ("float32", "processor"))
-    said = f"Together {ops} float32 ops in {seconds:.1f} processor seconds."
-    return ["Exported models:", "", *measure.markdown(head, cells), "", said]
+    total = f"In total, {ops} float32 ops in {seconds:.1f} CPU seconds."
+    return ["Exported models:", "", *measure.markdown(head, cells), "", total]
 
 
 if __name__ == "__main__":

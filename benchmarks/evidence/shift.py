@@ -1,12 +1,12 @@
-"""Range shifting: planted models whose values go beyond float16, kept in float32 and shifted, and what each costs.
+"""Range shifting on planted models with values beyond float16, compared with keeping the ops in float32.
 
-    python benchmarks/run.py shift [NAME ...]    # NAME: measure these alone, and keep the other rows
+    python benchmarks/run.py shift [NAME ...]    # NAME: measure only these, and keep the other rows
 
-Needs torch and transformers for the export. Each model is small, with seeded weights, and has outliers as trained ones
-have them: two channels of the residual stream, or the hidden values of feed-forward layers, go up to 2·10⁵. The bits
-are those of the shifted model before it is lowered, against the same model unshifted, in onnxruntime on one thread
-without optimizations; `optimized` is the largest difference at its default level, in units of the largest output.
-`float16 throughout` is the model with every op in float16 that has a kernel for it. Low precision is emulated.
+This needs torch and transformers for the export. Each model is small, with seeded weights, and has outliers like those
+of trained models: two channels of the residual stream, or the hidden values of feed-forward layers, reach 2·10⁵. `bits`
+compares the shifted model before it is lowered with the unshifted one, in onnxruntime on one thread without
+optimizations. `optimized` is the largest difference at the default level, relative to the largest output. In `float16
+throughout`, every op with a float16 kernel is float16. Low precision is emulated.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ OPSET = 18
 WIDE = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256}
 CHANNELS = (3, 5)
 ROUND = 2.0**17 + 2.0**16
-"""The size of outlier channels: rounding it would move the mean that norms subtract."""
+"""The magnitude of outlier channels. It must be exact, since rounding it would shift the mean in norms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """An architecture, and what makes outliers in its module: modules by the end of their names, and how.
+    """An architecture, and the modules that get outliers, by the end of their names.
 
-    `how`: "channels" (two channels of what a module gives, of opposite sign) or "all" of it. `writers` write to the
-    residual stream, `readers` are the norms that read it.
+    `how`: "channels" (two channels of a module's output, with opposite signs) or "all" (the whole output). `writers`
+    write to the residual stream; `readers` are the norms that read it.
     """
 
     architecture: Architecture
@@ -71,7 +71,7 @@ class Planted:
 
 
 class Autoencoder(nn.Module):
-    """The decoder of an image autoencoder: group norms, SiLU, attention, upsampling, and a norm at the end."""
+    """The decoder of an image autoencoder: group norms, SiLU, attention, upsampling, and a final norm."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ PLANTED: Mapping[str, Planted] = {
 
 
 def plant(module: nn.Module, inputs: Mapping[str, Tensor], one: Planted) -> None:
-    """Change weights of a module in place, one place after the other."""
+    """Plant the outliers in a module, in place."""
     with torch.no_grad():
         for where in one.where:
             writer = next(part for name, part in module.named_modules() if name.endswith(where))
@@ -204,22 +204,22 @@ def plant(module: nn.Module, inputs: Mapping[str, Tensor], one: Planted) -> None
 
 
 def _scale(module: nn.Module, inputs: Mapping[str, Tensor], writer: nn.Module) -> None:
-    """Scale all that a module gives."""
-    factor = LARGEST / float(_seen(module, inputs, writer)[1].abs().max())
+    """Scale a module's output to the largest value."""
+    factor = LARGEST / float(_traffic(module, inputs, writer)[1].abs().max())
     for parameter in writer.parameters(recurse=False):
         parameter *= factor
 
 
 def _set_channels(module: nn.Module, inputs: Mapping[str, Tensor], writer: nn.Module, one: Planted) -> None:
-    """Let two channels of the residual stream hold large numbers; norms of the stream make up for it.
+    """Give two channels of the residual stream large values, and adjust the stream's norms to compensate.
 
-    They come from a product, or from an embedding; nothing else writes to these channels.
+    The values come from a product or an embedding; nothing else writes to these channels.
     """
     readers = [part for name, part in module.named_modules() if name.endswith(one.readers)]
-    before = {part: _size(_seen(module, inputs, part)[0]) for part in readers}
+    before = {part: _size(_traffic(module, inputs, part)[0]) for part in readers}
     for name, part in module.named_modules():
         if name.endswith(one.writers) and getattr(part, "weight", None) is not None:
-            _emptied(part)
+            _clear_channels(part)
     for name, parameter in module.named_parameters():
         if name.endswith(one.writers) and name.endswith(("token", "tokens", "embeddings")):
             parameter[..., CHANNELS] = 0
@@ -228,19 +228,19 @@ def _set_channels(module: nn.Module, inputs: Mapping[str, Tensor], writer: nn.Mo
             writer.weight[:, channel] = sign * ROUND / getattr(writer, "scalar_embed_scale", 1.0)
         else:
             rows = writer.weight.T if "Conv1D" in type(writer).__name__ else writer.weight
-            read = _seen(module, inputs, writer)[0].flatten(0, -2)
+            read = _traffic(module, inputs, writer)[0].flatten(0, -2)
             rows[channel] = read.mean(0) * (sign * LARGEST / float((read @ read.mean(0)).abs().max()))
     offset = 1.0 if one.architecture.name.startswith("gemma") else 0.0
     for part in readers:
-        factor = _size(_seen(module, inputs, part)[0]) / before[part]
+        factor = _size(_traffic(module, inputs, part)[0]) / before[part]
         if factor > 2:
             gain = (offset + part.weight) * factor
             gain[list(CHANNELS)] *= 0.1 / factor
             part.weight.copy_(gain - offset)
 
 
-def _emptied(part: nn.Module) -> None:
-    """Let a module write nothing to the channels."""
+def _clear_channels(part: nn.Module) -> None:
+    """Stop a module from writing to the channels."""
     if part.weight.ndim == 1:
         part.weight[list(CHANNELS)] = -1.0  # Gemma's norms multiply by 1 + weight
         return
@@ -255,14 +255,14 @@ def _size(read: Tensor) -> float:
     return float(read.square().mean(-1).sqrt().median())
 
 
-def _seen(module: nn.Module, inputs: Mapping[str, Tensor], part: nn.Module) -> tuple[Tensor, Tensor]:
-    """What a part of a module reads and gives."""
-    found: list[tuple[Tensor, Tensor]] = []
-    hook = part.register_forward_hook(lambda _, read, out: found.append((read[0].detach(), out.detach())))
+def _traffic(module: nn.Module, inputs: Mapping[str, Tensor], part: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the input and the output of a part of a module."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = part.register_forward_hook(lambda _, read, out: seen.append((read[0].detach(), out.detach())))
     with torch.no_grad():
         module(*inputs.values())
     hook.remove()
-    return found[0]
+    return seen[0]
 
 
 # -- measuring ---------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _seen(module: nn.Module, inputs: Mapping[str, Tensor], part: nn.Module) -> t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model. Errors are in units of the largest output; shares are of the operations of products, in percent."""
+    """One model. Errors are relative to the largest output; shares are percentages of the products' FLOPs."""
 
     model: str
     ops: int
@@ -292,7 +292,7 @@ class Row:
 
 
 def measured(name: str, folder: Path) -> Row:
-    """Everything about one model."""
+    """Measure one model."""
     one = PLANTED[name]
     path = folder / "model.onnx"
     clean = _exported(one, path, outliers=False)
@@ -302,7 +302,7 @@ def measured(name: str, folder: Path) -> Row:
     batch = {name: value.numpy() for name, value in inputs.items()}
     plain = batch
     if one.half:
-        model = halved(model)  # a half model is decided anew, as if it were float32: that is what to compare with
+        model = halved(model)  # a half model is decided again as float32, so compare with that
         batch = {k: v.astype(np.float16) if v.dtype == np.float32 else v for k, v in batch.items()}
     ranges, usual = amp_rewrite.calibrate(model, batch), amp_rewrite.calibrate(clean, plain)
     none = amp_rewrite.convert(model, ranges=ranges, shift="none")
@@ -340,7 +340,7 @@ def _throughout(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _optimized(graphs: Sequence[onnx.ModelProto], batch: Mapping[str, Any]) -> float:
-    """The largest difference of outputs at the default level, in units of the largest number of an output."""
+    """Return the largest difference of outputs at the default level, relative to the largest value of an output."""
     options = SessionOptions(threads=1, spinning=False)
     runs = [Runner.open(Model.load(graph), options).run(batch) for graph in graphs]
     return max(
@@ -351,7 +351,7 @@ def _optimized(graphs: Sequence[onnx.ModelProto], batch: Mapping[str, Any]) -> f
 
 
 def _tempered(module: nn.Module) -> None:
-    """Let T5, which does not scale its scores, begin with queries as small as its own initialization makes them."""
+    """Make T5's queries as small as in its own initialization, since it does not scale its scores."""
     for name, part in module.named_modules():
         if name.endswith("Attention.q"):
             with torch.no_grad():
@@ -379,7 +379,7 @@ def _casts(converted: amp_rewrite.Converted) -> int:
 
 
 def _share(converted: amp_rewrite.Converted) -> float:
-    """The share of operations that run in float16."""
+    """Return the percentage of FLOPs in float16."""
     view = View.of(Model.load(converted.model))
     whole = low = 0.0
     for op in view.ops:
@@ -396,12 +396,12 @@ def _error(reference: Any, candidate: Any, batch: Mapping[str, Any]) -> str:
 
 
 def _short(error: str) -> str:
-    """The error in few words: what `_error` gives for outputs that are near enough is a number."""
+    """Shorten an error; for outputs within the tolerance, `_error` returns a number."""
     return "not finite" if "NaN or infinite" in error else error.partition("error ")[2].partition(" of")[0] or error
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     head = (
         "model",
         "ops",
@@ -416,7 +416,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         "Casts",
         "unshifted",
         "without outliers",
-        "nodes more",
+        "extra nodes",
         "bits",
         "optimized",
     )
@@ -450,15 +450,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(PLANTED))
     names = parser.parse_args().names
-    logging.disable(logging.WARNING)  # torch tells what is not installed
+    logging.disable(logging.WARNING)  # hide torch's notes about missing packages
     file = measure.RESULTS / "shift.json"
     stored = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
-    known = {row["model"]: _row(row) for row in stored}
+    results = {row["model"]: _row(row) for row in stored}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            known[name] = measured(name, Path(folder))
-        print(*table([known[name]])[2:], *known[name].regions, sep="\n", file=sys.stderr, flush=True)
-        rows = [known[name] for name in PLANTED if name in known]  # a run that is broken off keeps what it has
+            results[name] = measured(name, Path(folder))
+        print(*table([results[name]])[2:], *results[name].regions, sep="\n", file=sys.stderr, flush=True)
+        rows = [results[name] for name in PLANTED if name in results]  # an interrupted run keeps its results so far
         measure.write("shift", measure.machine(), rows, table(rows))
 
 

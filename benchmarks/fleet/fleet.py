@@ -1,23 +1,23 @@
-"""Many models as one command: beside a loop in one process, and in several processes.
+"""Converting many models with one command, compared with a loop, and in several processes.
 
     python benchmarks/run.py fleet [CACHE] [--pairs 7] [--large 20] [--small 1000] [--workers 1 2] [--folder /dev/shm]
 
-Three questions, with inputs in the page cache:
+It answers three questions, with inputs in the page cache:
 
-- the shipped models as one command, beside `convert` and `save` of each in a loop in one Python process;
-- models of real size (links to those in CACHE, as `zoo` exports them) in one process and in two, in turns: the median
-  of the pairs;
-- models per second against the number of processes, for small models (links to the shipped ones) and those of CACHE,
-  and the largest memory of a process.
+- How does one command compare with a loop of `convert` and `save` in one Python process, for the shipped models?
+- How do two processes compare with one, for full-size models (links to the models of `zoo` in CACHE)? The processes
+  alternate, and the result is the median of the pairs.
+- How do models per second and peak memory per process depend on the number of processes, for small models (links to the
+  shipped ones) and for full-size ones?
 
-Wall times depend on who else uses the machine, which the results state, and on the disk, on which a result must be
-before a conversion ends: 20 models of real size write 3.5 GB. More processes do not help where that is what takes the
-time; `--folder` names another place for results, such as /dev/shm, which is memory. Without CACHE, models of real size
+Wall times depend on the machine's other load, which the results state, and on the disk, since a conversion ends when
+its result is on disk: 20 full-size models write 3.5 GB. If the disk is the bottleneck, more processes do not help;
+`--folder` selects another place for results, such as /dev/shm, which is in memory. Without CACHE, the full-size models
 are synthetic ones of 0.42 GB (`weights_scale`).
 
-A machine that others use may give two processes together no more than one: Linux shares cores between sessions, not
-between processes (`sched_autogroup`). So each pair also states what two processes that only compute gain just then,
-which is a ceiling. The gain itself has to be measured on idle cores.
+On a shared machine, two processes may get no more CPU than one: Linux shares cores between sessions, not processes
+(`sched_autogroup`). Each pair therefore also states the current gain of two processes that only compute, which is a
+ceiling. Measure the gain itself on idle cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.scale.weights_scale import build
 from benchmarks.shared import measure
 
 SHIPPED = sorted(path for folder in ("tests", "examples") for path in (measure.ROOT / folder / "models").glob("*.onnx"))
-HERE = """
+FOLDERS = """
 import sys
 import amp_rewrite
 assert not any(o.rc for o in amp_rewrite.convert_many(sys.argv[2:], out=sys.argv[1]))
@@ -64,7 +64,7 @@ for path in map(Path, sys.argv[2:]):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run: what was converted, by how many processes, seconds, processor seconds, peak bytes of one, and the load."""
+    """A run: the models, the number of processes, seconds, CPU seconds, peak bytes of one process, and the load."""
 
     what: str
     models: int
@@ -76,7 +76,7 @@ class Point:
 
 
 def run(what: str, command: list[str | Path], models: int, workers: int, out: Path) -> Point:
-    """Run a command that writes to a fresh folder."""
+    """Run a command that writes to an empty folder."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     load = os.getloadavg()[0]
@@ -87,7 +87,7 @@ def run(what: str, command: list[str | Path], models: int, workers: int, out: Pa
 
 
 def ceiling() -> float:
-    """Return the gain of two processes that only compute over one that does the work of both, at this moment."""
+    """Return the current gain of two processes that only compute over one that does the work of both."""
     times = []
     for seconds in ((2.0,), (1.0, 1.0)):
         start = time.perf_counter()
@@ -99,9 +99,9 @@ def ceiling() -> float:
 
 
 def batch(what: str, files: list[Path], workers: int, out: Path) -> Point:
-    """Convert files by one command with so many processes."""
-    own = [*measure.own_command(), *files, "-o", out, "--no-check", "-q", "-j", str(workers)]
-    return run(what, own, len(files), workers, out)
+    """Convert files with one command and the given number of processes."""
+    command = [*measure.own_command(), *files, "-o", out, "--no-check", "-q", "-j", str(workers)]
+    return run(what, command, len(files), workers, out)
 
 
 def warm(files: list[Path]) -> None:
@@ -113,7 +113,7 @@ def warm(files: list[Path]) -> None:
 
 
 def links(count: int, models: list[Path], folder: Path) -> list[Path]:
-    """Return links to models without data beside them, so many in all."""
+    """Create `count` links to the models without external data."""
     plain = [path for path in models if not list(path.parent.glob(f"{path.name}.*"))]
     folder.mkdir()
     made = [folder / f"{i:05}.onnx" for i in range(count if plain else 0)]
@@ -123,7 +123,7 @@ def links(count: int, models: list[Path], folder: Path) -> list[Path]:
 
 
 def synthetic(folder: Path) -> list[Path]:
-    """Write a model with its weights inside, of the size of BERT-base."""
+    """Write a model of BERT-base's size with inline weights."""
     (folder / "synthetic").mkdir()
     measure.apart(build, SYNTHETIC, str(folder / "synthetic" / "gpt.onnx"), True)
     return [folder / "synthetic" / "gpt.onnx"]
@@ -136,46 +136,49 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=20)
     parser.add_argument("--small", type=int, default=1000)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--stores", action="store_true", help="also the shipped models by URL, beside folders")
-    parser.add_argument("--folder", type=Path, help="where results go (default: the temporary folder)")
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--stores", action="store_true", help="also convert the shipped models by URL, compared with folders"
+    )
+    parser.add_argument("--folder", type=Path, help="folder for results (default: the temporary folder)")
+    parser.add_argument("--dry-run", action="store_true", help="print only, without writing the results file")
+    args = parser.parse_args()
     measure.warm_up()
     points: list[Point] = []
     ceilings: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=args.folder) as name:
         out = Path(name) / "out"
-        cached = sorted(given.cache.glob("*.onnx")) if given.cache else synthetic(Path(name)) if given.large else []
-        large = links(given.large, cached, Path(name) / "large")
+        cached = sorted(args.cache.glob("*.onnx")) if args.cache else synthetic(Path(name)) if args.large else []
+        large = links(args.large, cached, Path(name) / "large")
         loop: list[str | Path] = [sys.executable, "-c", LOOP, out, *SHIPPED]
-        for _ in range(given.pairs):
+        for _ in range(args.pairs):
             points.append(run("shipped models, loop in one process", loop, len(SHIPPED), 1, out))
             points.append(batch("shipped models, one command", SHIPPED, 1, out))
-        for _ in range(given.pairs if large else 0):
+        for _ in range(args.pairs if large else 0):
             warm(cached)
             ceilings.append(ceiling())
-            points += [batch("models of real size", large, workers, out) for workers in given.workers]
-        if given.stores:
-            for what, code in (("small models, folders", HERE), ("small models, memory:// to memory://", STORE)):
+            points += [batch("full-size models", large, workers, out) for workers in args.workers]
+        if args.stores:
+            for what, code in (("small models, folders", FOLDERS), ("small models, memory:// to memory://", STORE)):
                 words: list[str | Path] = [sys.executable, "-c", code, out, *SHIPPED]
-                points += [run(what, words, len(SHIPPED), 1, out) for _ in range(given.pairs)]
-        small = links(given.small, SHIPPED, Path(name) / "small")
-        points += [batch("small models", small, workers, out) for workers in given.workers if small]
+                points += [run(what, words, len(SHIPPED), 1, out) for _ in range(args.pairs)]
+        small = links(args.small, SHIPPED, Path(name) / "small")
+        points += [batch("small models", small, workers, out) for workers in args.workers if small]
     table = measure.markdown(
-        ["what", "models", "processes", "runs", "seconds", "processor seconds", "models per second", "peak MB", "load"],
+        ["what", "models", "processes", "runs", "seconds", "CPU seconds", "models per second", "peak MB", "load"],
         [row(points, what, workers) for what, workers in dict.fromkeys((p.what, p.workers) for p in points)],
     )
     lines = [*table, "", *ratios(points)]
     if ceilings:
         spread = f"median of {len(ceilings)}, {min(ceilings):.2f} to {max(ceilings):.2f}"
-        lines.append(f"- One process that only computes takes {statistics.median(ceilings):.2f} of two ({spread}).")
+        gain = f"{statistics.median(ceilings):.2f}"
+        lines.append(f"- One process that only computes takes {gain} times the wall time of two ({spread}).")
     print("\n".join(lines))
-    if not given.dry_run:
+    if not args.dry_run:
         measure.write("fleet", measure.machine(), points, lines)
 
 
 def row(points: list[Point], what: str, workers: int) -> tuple[object, ...]:
-    """Return medians of the runs of one kind; the peak is the largest of all processes so far."""
+    """Return the medians of the runs of one kind, with the largest peak of any process."""
     runs = [p for p in points if (p.what, p.workers) == (what, workers)]
     wall, cpu = (statistics.median(times) for times in zip(*((p.wall, p.cpu) for p in runs), strict=True))
     loads = f"{min(p.load for p in runs)} to {max(p.load for p in runs)}"
@@ -185,11 +188,15 @@ def row(points: list[Point], what: str, workers: int) -> tuple[object, ...]:
 
 
 def ratios(points: list[Point]) -> list[str]:
-    """Return the medians of ratios of neighbouring runs, which saw the same load."""
+    """Return the median ratios of neighboring runs, which had the same load."""
     lines = []
     for first, second, words in (
-        ("shipped models, loop in one process", "shipped models, one command", "One command takes {} of the loop's {}"),
-        ("models of real size", "models of real size", "One process takes {} of the {} of two"),
+        (
+            "shipped models, loop in one process",
+            "shipped models, one command",
+            "One command takes {} times the loop's {}",
+        ),
+        ("full-size models", "full-size models", "One process takes {} times the {} of two"),
     ):
         before = [p for p in points if p.what == first and p.workers == 1]
         after = [p for p in points if p.what == second and p.workers == (2 if first == second else 1)]
@@ -197,10 +204,10 @@ def ratios(points: list[Point]) -> list[str]:
             pairs = list(zip(before, after, strict=True))
             pairs = [(b, a) for a, b in pairs] if first == second else pairs
             for kind in ("wall", "cpu"):
-                known = [getattr(b, kind) / getattr(a, kind) for a, b in pairs]
-                name = "wall time" if kind == "wall" else "processor time"
-                middle = f"{statistics.median(known):.2f}"
-                spread = f"median of {len(known)} pairs, {min(known):.2f} to {max(known):.2f}"
+                factors = [getattr(b, kind) / getattr(a, kind) for a, b in pairs]
+                name = "wall time" if kind == "wall" else "CPU time"
+                middle = f"{statistics.median(factors):.2f}"
+                spread = f"median of {len(factors)} pairs, {min(factors):.2f} to {max(factors):.2f}"
                 lines.append(f"- {words.format(middle, name)} ({spread}).")
     return lines
 

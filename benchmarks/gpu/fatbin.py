@@ -136,8 +136,8 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--keep", type=int, nargs="+", default=[90])
-    given = parser.parse_args()
-    print(blanked(given.source, given.target, given.keep))
+    args = parser.parse_args()
+    print(blanked(args.source, args.target, args.keep))
 
 
 if __name__ == "__main__":

@@ -83,12 +83,12 @@ PROFILED = ("amp",)
 Job = dict[str, Any]
 
 
-def jobs(given: argparse.Namespace) -> Iterator[Job]:
+def jobs(args: argparse.Namespace) -> Iterator[Job]:
     """Yield what is to be measured, what matters most first. Each has a name of its own."""
-    shared = {"scratch": str(given.out / "scratch"), "provider": PROVIDERS[given.provider], "tiny": given.tiny}
-    shared |= {"rounds": given.rounds, "warm": given.warm, "queued": given.queued}
-    models = models_in(given.models)
-    names = [name for name in models if not given.only or name in given.only]
+    shared = {"scratch": str(args.out / "scratch"), "provider": PROVIDERS[args.provider], "tiny": args.tiny}
+    shared |= {"rounds": args.rounds, "warm": args.warm, "queued": args.queued}
+    models = models_in(args.models)
+    names = [name for name in models if not args.only or name in args.only]
     for kind in LIMITS:
         if kind in OF_MODELS:
             for name in names:
@@ -100,7 +100,7 @@ def jobs(given: argparse.Namespace) -> Iterator[Job]:
                 if name in names
             )
         else:
-            yield from ({**shared, "kind": kind, **job} for job in _others(kind, given.tiny))
+            yield from ({**shared, "kind": kind, **job} for job in _others(kind, args.tiny))
 
 
 def planned(every: Sequence[Job]) -> list[Job]:
@@ -274,30 +274,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="default 12; tiny: 1")
     parser.add_argument("--warm", type=int, help="runs before any counts; default 5; tiny: 1")
     parser.add_argument("--queued", type=float, help="seconds of runs that do not wait; default 1; tiny: 0")
-    given = parser.parse_args()
+    args = parser.parse_args()
     for key, usual, tiny in (("rounds", 12, 1), ("warm", 5, 1), ("queued", 1.0, 0.0)):
-        if getattr(given, key) is None:
-            setattr(given, key, tiny if given.tiny else usual)
-    given.models, given.out = given.models.resolve(), given.out.resolve()
+        if getattr(args, key) is None:
+            setattr(args, key, tiny if args.tiny else usual)
+    args.models, args.out = args.models.resolve(), args.out.resolve()
     from amp_rewrite.runtime.runner import cuda_opens
 
-    if given.provider == "cuda" and not cuda_opens():
+    if args.provider == "cuda" and not cuda_opens():
         sys.exit(
             "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
             " --provider cpu --tiny goes the same road"
         )
-    if unknown := [name for name in given.only or () if name not in models_in(given.models)]:
-        sys.exit(f"no model {unknown[0]!r} in {given.models}; there are {', '.join(models_in(given.models))}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    suite = Suite(given.out, about(given.provider, given.tiny), time.monotonic() + 60 * given.minutes)
+    if unknown := [name for name in args.only or () if name not in models_in(args.models)]:
+        sys.exit(f"no model {unknown[0]!r} in {args.models}; there are {', '.join(models_in(args.models))}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    suite = Suite(args.out, about(args.provider, args.tiny), time.monotonic() + 60 * args.minutes)
     try:
-        every = list(jobs(given))
-        todo = planned(every) if given.plan else [job for job in every if job["kind"] in given.kinds]
-        suite.run(todo, todo if given.plan else every, given.workers)
+        every = list(jobs(args))
+        todo = planned(every) if args.plan else [job for job in every if job["kind"] in args.kinds]
+        suite.run(todo, todo if args.plan else every, args.workers)
     except KeyboardInterrupt:
-        print(f"interrupted; what was measured by now stays in {given.out}, and the same command goes on", flush=True)
+        print(f"interrupted; what was measured by now stays in {args.out}, and the same command goes on", flush=True)
         sys.exit(130)  # as shells report death by SIGINT
-    print(f"wrote {given.out / 'gpu.md'}")
+    print(f"wrote {args.out / 'gpu.md'}")
 
 
 if __name__ == "__main__":

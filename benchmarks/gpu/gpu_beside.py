@@ -160,15 +160,15 @@ def _module(ready: Placed, mode: str | None) -> Way:
     import torch
 
     call = ready.module if mode is None else torch.compile(ready.module, mode=mode)
-    given: list[Any] = []
+    result: list[Any] = []
 
     def run() -> None:
         with torch.inference_mode():
-            given[:] = [call(*ready.tensors)]
+            result[:] = [call(*ready.tensors)]
         ready.wait()
 
     def outputs() -> list[Array]:
-        found = given[0] if isinstance(given[0], tuple) else (given[0],)
+        found = result[0] if isinstance(result[0], tuple) else (result[0],)
         return [tensor.detach().cpu().numpy() for tensor in found]
 
     return run, outputs
@@ -187,18 +187,18 @@ def main() -> None:
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        provider = CUDA if given.provider == "cuda" else "CPUExecutionProvider"
+    args = parser.parse_args()
+    if args.one:
+        provider = CUDA if args.provider == "cuda" else "CPUExecutionProvider"
         from benchmarks.gpu import gpu_builds
 
-        ready = placed(gpu_builds.Module.of(given.names[0], exported=False), provider)
+        ready = placed(gpu_builds.Module.of(args.names[0], exported=False), provider)
         for layout in LAYOUTS if ready.images else LAYOUTS[:1]:
             for mode in filter(None, MODES.values()):
                 _module(ready.laid(layout), mode)[0]()
         return
-    with ThreadPoolExecutor(given.workers) as pool:
-        for fault in filter(None, pool.map(lambda name: compiled(name, given.provider), given.names)):
+    with ThreadPoolExecutor(args.workers) as pool:
+        for fault in filter(None, pool.map(lambda name: compiled(name, args.provider), args.names)):
             print(fault, flush=True)
 
 

@@ -264,18 +264,18 @@ def main() -> None:
     parser.add_argument("--errors", nargs="+", choices=("float16", "bfloat16"), default=(), metavar="TYPE")
     parser.add_argument("--page", action="store_true", help="renew the table in docs/evidence/fusion.md")
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.count:
-        print(json.dumps(optimized(given.skeletons, "CUDAExecutionProvider")))
+    args = parser.parse_args()
+    if args.count:
+        print(json.dumps(optimized(args.skeletons, "CUDAExecutionProvider")))
         return
     stored = measure.RESULTS / "gpu_fused.json"
     told = json.loads(stored.read_text("utf-8"))["rows"] if stored.exists() else []
     known: dict[str, Row] = {row.pop("model"): row for row in told}
-    for name in given.only or (() if given.page else NAMES):
-        for kind, found in measured(name, str(given.skeletons), given.errors):
+    for name in args.only or (() if args.page else NAMES):
+        for kind, found in measured(name, str(args.skeletons), args.errors):
             known.setdefault(name, {}).setdefault(kind, {}).update(found)
             write({name: known[name] for name in NAMES if name in known})
-    if given.page:
+    if args.page:
         page({name: known[name] for name in NAMES if name in known})
 
 

@@ -35,17 +35,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--workers", type=int, default=8, help="models at a time; each takes some gigabytes")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    names = sorted(given.only or skeleton_files.names_in(given.skeletons), key=gpu_models.place)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(args.only or skeleton_files.names_in(args.skeletons), key=gpu_models.place)
     if not names:
-        sys.exit(f"{given.skeletons} holds no skeletons; `gpu_make` writes them")
+        sys.exit(f"{args.skeletons} holds no skeletons; `gpu_make` writes them")
     here = tree()
-    old = [name for name in names if skeleton_files.about(given.skeletons, name)["tree"] != here]
+    old = [name for name in names if skeleton_files.about(args.skeletons, name)["tree"] != here]
     if old:
         print(f"made by other code than this: {', '.join(old)}; their rows measure that code", flush=True)
-    with ProcessPoolExecutor(given.workers, get_context("spawn")) as pool:
-        begun = {name: pool.submit(grow, given.skeletons, given.folder, name) for name in names}
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+        begun = {name: pool.submit(grow, args.skeletons, args.folder, name) for name in names}
         for name, done in begun.items():
             fault = done.exception()
             print(done.result() if fault is None else f"{name}: left out: {fault}", flush=True)

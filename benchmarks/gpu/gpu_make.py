@@ -81,14 +81,14 @@ def split_batch(inputs: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, 
 class Making:
     """The ways of one model, one file after the other. Each way that was made stays in the folder as a skeleton."""
 
-    def __init__(self, name: str, out: Path, given: Mapping[str, Any]) -> None:
-        self.name, self.out, self.given = name, out, given
+    def __init__(self, name: str, out: Path, args: Mapping[str, Any]) -> None:
+        self.name, self.out, self.args = name, out, args
         self.work = out / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         self.source = self.work / f"{name}.float32.onnx"
         new = not is_there(out, name)
         if new:
-            if given["anew"] or not kept(name).exists():
+            if args["anew"] or not kept(name).exists():
                 self._begin()
             else:
                 skeleton_files.unpack(kept(name), out)
@@ -136,7 +136,7 @@ class Making:
 
     def _made(self) -> Iterator[str]:
         """Yield each way whose file could be made; float32 comes first, for the others are made of it."""
-        wanted = open_ways(self.about, self.given.get("ways"))
+        wanted = open_ways(self.about, self.args.get("ways"))
         for key in dict.fromkeys(["float32", *wanted]) if wanted else ():
             target, start = self.work / f"{self.name}.{key}.onnx", time.perf_counter()
             try:
@@ -151,7 +151,7 @@ class Making:
             if key in wanted:
                 self.about["ways"][key] = {"seconds": round(time.perf_counter() - start, 1)}
                 if WAYS[key].packages:
-                    self.about["ways"][key]["with"] = made_with(WAYS[key], self.given)
+                    self.about["ways"][key]["with"] = made_with(WAYS[key], self.args)
                 yield key
 
     def _make(self, key: str, target: Path) -> None:
@@ -160,7 +160,7 @@ class Making:
             by_amp(way, self.source, target)
         elif way.tool:
             self.sources.forget()
-            by_peer(way, self.name, self.source, target, self.given)
+            by_peer(way, self.name, self.source, target, self.args)
         elif key == "torch_half":
             self.model.write_half(target)
             del self.model
@@ -244,46 +244,46 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help="leave the skeletons that come with the checkout aside")
     parser.add_argument("--keep", action="store_true", help="store all but this package's ways with the checkout")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    if given.one:
+    if args.one:
         try:
-            Making(given.names[0], given.out, {**vars(given), "memory": given.memory * 1e9}).run()
+            Making(args.names[0], args.out, {**vars(args), "memory": args.memory * 1e9}).run()
         except ImportError as missing:
-            sys.exit(f"{given.names[0]} needs {missing.name}; `make extras` brings it")
+            sys.exit(f"{args.names[0]} needs {missing.name}; `make extras` brings it")
         return
     known = [*gpu_models.REAL, *gpu_models.TINY]
-    names = given.names or list(gpu_models.REAL)
+    names = args.names or list(gpu_models.REAL)
     unknown = [name for name in names if name not in known]
     if unknown:
         sys.exit(f"no model {unknown[0]!r}; there are {', '.join(known)}")
-    with ThreadPoolExecutor(given.workers) as pool:
-        failed = [name for name, done in zip(names, pool.map(partial(stored, given), names), strict=True) if not done]
+    with ThreadPoolExecutor(args.workers) as pool:
+        failed = [name for name, done in zip(names, pool.map(partial(stored, args), names), strict=True) if not done]
     if failed:
         sys.exit(f"not made: {', '.join(failed)}")
 
 
-def stored(given: argparse.Namespace, name: str) -> bool:
+def stored(args: argparse.Namespace, name: str) -> bool:
     """Make the ways of a model that are not there, and store what is to be kept; return False if that failed."""
-    if of_this_code(given.out, name) and not open_ways(skeleton_files.about(given.out, name), given.ways):
+    if of_this_code(args.out, name) and not open_ways(skeleton_files.about(args.out, name), args.ways):
         print(f"{name}: is there", flush=True)
-    elif not made(name, given):
+    elif not made(name, args):
         return False
-    if given.keep:
-        keep(given.out, name)
+    if args.keep:
+        keep(args.out, name)
         print(f"{kept(name)}: {kept(name).stat().st_size / 1e6:.2f} MB", flush=True)
     return True
 
 
-def made(name: str, given: argparse.Namespace) -> bool:
+def made(name: str, args: argparse.Namespace) -> bool:
     """Make the ways of a model in a process of its own; return whether that went to its end."""
-    words = [given.out, name, "--one", "--limit", given.limit, "--memory", given.memory]
-    words += ["--ways", *given.ways] if given.ways else []
-    words += ["--anew"] if given.anew else []
+    words = [args.out, name, "--one", "--limit", args.limit, "--memory", args.memory]
+    words += ["--ways", *args.ways] if args.ways else []
+    words += ["--anew"] if args.anew else []
     for word in ("peers", "autocast"):
-        words += [f"--{word}", getattr(given, word)] if getattr(given, word) else []
+        words += [f"--{word}", getattr(args, word)] if getattr(args, word) else []
     command = [str(word) for word in (*measure.script("gpu_make"), *words)]
     return subprocess.run(command, check=False).returncode == 0
 

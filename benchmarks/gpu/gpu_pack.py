@@ -77,19 +77,19 @@ def pack_runtime(wheel: Path, others: Sequence[Path], target: Path, keep: Sequen
     return kept
 
 
-def runtime(given: argparse.Namespace, old: dict[str, Any]) -> dict[str, Any]:
+def runtime(args: argparse.Namespace, old: dict[str, Any]) -> dict[str, Any]:
     """Pack onnxruntime-gpu, unless the folder holds it already; return what was packed."""
-    wanted = {"version": importlib.metadata.version("onnxruntime-gpu"), "python": given.python, "keep": given.keep}
-    target = given.out / RUNTIME
+    wanted = {"version": importlib.metadata.version("onnxruntime-gpu"), "python": args.python, "keep": args.keep}
+    target = args.out / RUNTIME
     if target.exists() and {key: old.get("runtime", {}).get(key) for key in wanted} == wanted:
         return dict(old["runtime"])
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as scratch:
-        wheel, others = given.wheel, Path(scratch) / "others"
+        wheel, others = args.wheel, Path(scratch) / "others"
         if wheel is None:
-            download([f"onnxruntime-gpu=={wanted['version']}"], Path(scratch), given.python)
+            download([f"onnxruntime-gpu=={wanted['version']}"], Path(scratch), args.python)
             wheel = next(Path(scratch).glob("*.whl"))
-        download(WHEELS, others, given.python)
-        return {**wanted, **pack_runtime(wheel, sorted(others.glob("*.whl")), target, given.keep)}
+        download(WHEELS, others, args.python)
+        return {**wanted, **pack_runtime(wheel, sorted(others.glob("*.whl")), target, args.keep)}
 
 
 def skeletons(source: Path, target: Path) -> dict[str, Any]:
@@ -137,31 +137,31 @@ def main() -> None:
     )
     parser.add_argument("--wheel", type=Path, help="onnxruntime-gpu for that Python, instead of a download")
     parser.add_argument("--no-runtime", action="store_true", help="leave onnxruntime-gpu out: the machine has it")
-    given = parser.parse_args()
-    if not skeleton_files.names_in(given.skeletons):
-        sys.exit(f"{given.skeletons} holds no skeletons; `gpu_make` writes them")
-    given.out.mkdir(parents=True, exist_ok=True)
-    about = given.out / ABOUT
+    args = parser.parse_args()
+    if not skeleton_files.names_in(args.skeletons):
+        sys.exit(f"{args.skeletons} holds no skeletons; `gpu_make` writes them")
+    args.out.mkdir(parents=True, exist_ok=True)
+    about = args.out / ABOUT
     old = json.loads(about.read_text("utf-8")) if about.exists() else {}
     packed: dict[str, Any] = {"tree": tree(), "commit": commit()}
     try:
-        packed["runtime"] = {} if given.no_runtime else runtime(given, old)
+        packed["runtime"] = {} if args.no_runtime else runtime(args, old)
     except (LookupError, fatbin.FormatError) as fault:
         sys.exit(str(fault))
-    packed["skeletons"] = skeletons(given.skeletons, given.out / "skeletons")
-    files = [path for path in sorted(given.out.rglob("*")) if path.is_file() and path != about]
-    packed["sha256"] = {str(p.relative_to(given.out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    packed["skeletons"] = skeletons(args.skeletons, args.out / "skeletons")
+    files = [path for path in sorted(args.out.rglob("*")) if path.is_file() and path != about]
+    packed["sha256"] = {str(p.relative_to(args.out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     about.write_text(json.dumps(packed, indent=1) + "\n", encoding="utf-8")
     for name, found in packed["skeletons"].items():
         stale = "" if found["tree"] == packed["tree"] else "; made by other code than this"
         print(f"{name}: {', '.join(found['ways'])}{stale}")
         for way, why in found["missing"].items():
             print(f"  not made: {way}: {why}")
-    if said := refusal([*files, about, *tree_files()], given.megabytes):
+    if said := refusal([*files, about, *tree_files()], args.megabytes):
         sys.exit(said)
     own = sum(path.stat().st_size for path in (*files, about)) / 1e6
     whole = own + sum(path.stat().st_size for path in tree_files()) / 1e6
-    print(f"{given.out}: {own:.1f} MB, with the checkout {whole:.1f} of {given.megabytes:g} MB")
+    print(f"{args.out}: {own:.1f} MB, with the checkout {whole:.1f} of {args.megabytes:g} MB")
 
 
 if __name__ == "__main__":

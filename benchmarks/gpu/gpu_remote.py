@@ -263,23 +263,23 @@ def main() -> None:
     parser.add_argument("--libraries", default="", help="more folders with CUDA libraries, before all others")
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
-    given, more = parser.parse_args(words[:at]), words[at + 1 :]
-    end = time.monotonic() + 60 * given.minutes
-    given.out.mkdir(parents=True, exist_ok=True)
-    memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else given.dest
-    models = given.models or memory / "amp-rewrite-models"
-    places = (p.resolve() for p in (given.pack, given.dest, models, given.out))
+    args, more = parser.parse_args(words[:at]), words[at + 1 :]
+    end = time.monotonic() + 60 * args.minutes
+    args.out.mkdir(parents=True, exist_ok=True)
+    memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else args.dest
+    models = args.models or memory / "amp-rewrite-models"
+    places = (p.resolve() for p in (args.pack, args.dest, models, args.out))
     provider = more[more.index("--provider") + 1] if "--provider" in more else "cuda"
-    remote = Remote(*places, extra=given.libraries, compiled=provider if "--plan" in more else "")
+    remote = Remote(*places, extra=args.libraries, compiled=provider if "--plan" in more else "")
     calls = {
         "smoke": remote.smoke,
         "grow": remote.grow,
-        "gpu": lambda: remote.gpu(end - (given.seconds_of_tests if "tests" in given.steps else 0), more),
-        "tests": lambda: remote.tests(given.seconds_of_tests),
+        "gpu": lambda: remote.gpu(end - (args.seconds_of_tests if "tests" in args.steps else 0), more),
+        "tests": lambda: remote.tests(args.seconds_of_tests),
     }
     whole = remote.setup()
     failed = [] if whole else ["setup"]
-    for step in given.steps:
+    for step in args.steps:
         start = time.perf_counter()
         if step != "setup" and not calls[step]():
             failed.append(step)

@@ -142,7 +142,7 @@ class Judged:
         return f"harmed: {', '.join(right)} right" if right else "wrong, as both references"
 
 
-def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) -> Iterator[tuple[DType, Judged]]:
+def judged(path: Path, args: argparse.Namespace, kept: Mapping[DType, Judged]) -> Iterator[tuple[DType, Judged]]:
     """Convert one model to each type in all ways and compare; errors of other ways are taken over from `kept` rows."""
     fed = _batches(path)
     beside = path.with_suffix(".json")
@@ -169,8 +169,8 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
 
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=path.parent) as folder:
         at = Path(folder)
-        former = _of_other_state(path, at, given) if given.before is not None else {}
-        for to in given.to:
+        former = _of_other_state(path, at, args) if args.before is not None else {}
+        for to in args.to:
             ours = at / f"{to.spelling}.onnx"
             converted = convert(path, to=to, **stated.get("options", {}))
             findings = sorted({f"{f.kind}: {f.subject}" for f in converted.report.findings})
@@ -188,7 +188,7 @@ def judged(path: Path, given: argparse.Namespace, kept: Mapping[DType, Judged]) 
             for name, results in (("A", False), ("B", True)):
                 _write_reference(path, at / "reference.onnx", to, results=results)
                 errors[name] = error(at / "reference.onnx")
-            for name, tool in _peers(given.peers, given.autocast):
+            for name, tool in _peers(args.peers, args.autocast):
                 if tool(path, at / f"{name}.onnx"):
                     errors[name] = emulated(at / f"{name}.onnx")
             if to in former:
@@ -336,13 +336,13 @@ for word in sys.argv[2:]:
 """
 
 
-def _of_other_state(path: Path, folder: Path, given: argparse.Namespace) -> dict[DType, Path]:
+def _of_other_state(path: Path, folder: Path, args: argparse.Namespace) -> dict[DType, Path]:
     """Convert with the package of another checkout; return the file of each type that it made."""
-    made = {to: folder / f"before_{to.spelling}.onnx" for to in given.to}
+    made = {to: folder / f"before_{to.spelling}.onnx" for to in args.to}
     words = [f"{to.spelling}={out}" for to, out in made.items()]
-    environment = {**os.environ, "PYTHONPATH": str(given.before.resolve())}
+    environment = {**os.environ, "PYTHONPATH": str(args.before.resolve())}
     command = [sys.executable, "-c", _CONVERT, str(path.resolve()), *words]
-    subprocess.run(command, cwd=given.before, env=environment, capture_output=True)
+    subprocess.run(command, cwd=args.before, env=environment, capture_output=True)
     return {to: out for to, out in made.items() if out.exists()}
 
 
@@ -393,18 +393,18 @@ def compared(row: Judged) -> tuple[object, ...]:
     return (row.model, *errors, casts, shares, nbytes, row.judgement)
 
 
-def measured(path: Path, given: argparse.Namespace) -> None:
+def measured(path: Path, args: argparse.Namespace) -> None:
     """Measure a model in a process of its own and keep its rows."""
-    files = {to: row_file(path, to) for to in given.to}
-    if all(file.exists() for file in files.values()) and not given.again:
+    files = {to: row_file(path, to) for to in args.to}
+    if all(file.exists() for file in files.values()) and not args.again:
         return
-    command = [*measure.script("harm"), path.resolve(), "--to", *(to.spelling for to in given.to)]
+    command = [*measure.script("harm"), path.resolve(), "--to", *(to.spelling for to in args.to)]
     for option in ("peers", "autocast", "before"):
-        if (value := getattr(given, option)) is not None:
+        if (value := getattr(args, option)) is not None:
             command += [f"--{option}", str(value)]
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         out = Path(folder) / "rows"
-        run = measure.cost(command, stdout=out, limit=given.limit, memory=given.memory * 1e9)
+        run = measure.cost(command, stdout=out, limit=args.limit, memory=args.memory * 1e9)
         found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     why = " ".join((run.said or f"exit code {run.code}").split())[-160:]
     failed = asdict(Judged(path.stem, 0.0, {}, fault=why))
@@ -413,11 +413,11 @@ def measured(path: Path, given: argparse.Namespace) -> None:
         file.write_text(json.dumps(found[at] if at < len(found) else failed), encoding="utf-8")
 
 
-def one(path: Path, given: argparse.Namespace) -> None:
+def one(path: Path, args: argparse.Namespace) -> None:
     """Print the rows of one model as JSON, a line for each type."""
-    kept = {to: row for to in given.to for row in rows(path.parent, to) if row.model == path.stem and not row.fault}
+    kept = {to: row for to in args.to for row in rows(path.parent, to) if row.model == path.stem and not row.fault}
     try:
-        for _, row in judged(path, given, kept if len(kept) == len(given.to) else {}):
+        for _, row in judged(path, args, kept if len(kept) == len(args.to) else {}):
             print(json.dumps(asdict(row)), flush=True)
     except FAULTS as fault:
         print(" ".join(str(fault).split())[:160], file=sys.stderr)
@@ -436,21 +436,21 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds that one model may take")
     parser.add_argument("--memory", type=float, default=8.0, help="GB of memory that one model may take")
-    given = parser.parse_args()
-    if given.folder.suffix == ".onnx":
-        one(given.folder, given)
+    args = parser.parse_args()
+    if args.folder.suffix == ".onnx":
+        one(args.folder, args)
         return
-    given.folder.mkdir(parents=True, exist_ok=True)
-    if given.suite:
-        if len(given.to) > 1:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.suite:
+        if len(args.to) > 1:
             parser.error("the suite has other models for each type; give one type")
-        write_suite(given.folder, *given.to)
-    chosen = {path for glob in given.models for path in given.folder.glob(f"{glob}.onnx")}
+        write_suite(args.folder, *args.to)
+    chosen = {path for glob in args.models for path in args.folder.glob(f"{glob}.onnx")}
     for path in sorted(chosen):
-        measured(path, given)
-    for to in given.to:
-        found = [row for row in rows(given.folder, to) if given.folder / f"{row.model}.onnx" in chosen]
-        table = (COMPARED, map(compared, found)) if given.before is not None else (HEAD, map(cells, found))
+        measured(path, args)
+    for to in args.to:
+        found = [row for row in rows(args.folder, to) if args.folder / f"{row.model}.onnx" in chosen]
+        table = (COMPARED, map(compared, found)) if args.before is not None else (HEAD, map(cells, found))
         print("\n".join(measure.markdown(*table)))
         harmed = sum(row.judgement.startswith("harmed") for row in found)
         print(f"\n{len(found)} models to {to.spelling}: {harmed} harmed\n")

@@ -52,7 +52,7 @@ with a fully masked row, the table shows the worse error.
 WIDTHS = ("model", "parameters", "inputs")
 
 
-def taken(given: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
+def taken(pairs: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
     """Return the results with the rows and exports of folders, each given as NAME=FOLDER.
 
     New and changed rows get the last commit that changed the package.
@@ -60,8 +60,8 @@ def taken(given: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
     command = ["git", "log", "-1", "--format=%h", "--", "amp_rewrite"]
     commit = subprocess.run(command, cwd=measure.ROOT, capture_output=True, text=True, check=True).stdout.strip()
     groups = kept.setdefault("groups", {})
-    for word in given:
-        name, _, folder = word.partition("=")
+    for pair in pairs:
+        name, _, folder = pair.partition("=")
         group = groups.setdefault(name, {"exports": {}, **{to: {} for to in TYPES}})
         for path in sorted(Path(folder).glob("*.json")):
             said = json.loads(path.read_text("utf-8"))
@@ -211,10 +211,10 @@ _EXPORTERS = ("dynamo", "torchscript")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
-    given = parser.parse_args()
+    args = parser.parse_args()
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    if given.folders:
-        results = {**taken(given.folders, results), "machine": measure.machine(("onnx", "onnxruntime-gpu", "torch"))}
+    if args.folders:
+        results = {**taken(args.folders, results), "machine": measure.machine(("onnx", "onnxruntime-gpu", "torch"))}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
 

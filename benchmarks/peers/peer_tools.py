@@ -1,7 +1,7 @@
-"""One conversion by one other tool: `peer_tools TOOL IN OUT [DATA]`, in that tool's own environment.
+"""Convert one model with another tool, in its own environment: `peer_tools TOOL IN OUT [DATA]`.
 
-Models beyond 2 GiB are converted in the way that each tool's documentation names for them. DATA is a .npz file with an
-array per input, for the tools that take data.
+Models beyond 2 GiB are converted as each tool's documentation recommends. DATA is a .npz file with one array per input,
+for the tools that take data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def onnxconverter_common(source: str, target: str) -> None:
 
 
 def onnxconverter_common_auto(source: str, target: str, data: str) -> None:
-    """Its search for ops to block, which compares with float32 on the CPU provider."""
+    """Search for ops to block, by comparing with float32 on the CPU provider."""
     import numpy as np
     from onnxconverter_common.auto_mixed_precision import auto_convert_mixed_precision
 
@@ -34,15 +34,15 @@ def onnxruntime_float16(source: str, target: str) -> None:
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
-    # Its Casts stand behind their readers: onnxruntime sorts nodes when it loads, others refuse such a model.
-    given = source if _large(source) else _load(source)
-    model = OnnxModel(convert_float_to_float16(given, keep_io_types=True))
+    # It puts Casts after their consumers: onnxruntime sorts nodes on loading, but other tools reject the model.
+    model_or_path = source if _large(source) else _load(source)
+    model = OnnxModel(convert_float_to_float16(model_or_path, keep_io_types=True))
     model.topological_sort()
     _save(model.model, target)
 
 
 def onnxruntime_onnxmodel(source: str, target: str) -> None:
-    """The class that onnxruntime's own optimizer uses: it infers shapes outside of the converter."""
+    """Use the class of onnxruntime's optimizer, which infers shapes outside the converter."""
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     model = OnnxModel(_load(source))
@@ -52,7 +52,7 @@ def onnxruntime_onnxmodel(source: str, target: str) -> None:
 
 
 def onnxruntime_optimizer(source: str, target: str, kind: str) -> None:
-    """The road that onnxruntime's documentation names: its fusions for a type of model, then float16."""
+    """Follow onnxruntime's documentation: fusions for a model type, then float16."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     model = optimize_model(source, model_type=kind, num_heads=0, hidden_size=0, opt_level=0, use_gpu=True)
@@ -69,14 +69,14 @@ def modelopt_autocast(source: str, target: str, data: str | None = None) -> None
 
 
 def modelopt_float16(source: str, target: str) -> None:
-    """AutoCast without its classifier of nodes: it computes nothing, and every op becomes float16."""
+    """Use AutoCast without its node classifier: it runs nothing, and every op becomes float16."""
     from modelopt.onnx.autocast.convert import convert_to_f16
 
     _save(convert_to_f16(_load(source), keep_io_types=True), target)
 
 
 def _large(source: str) -> bool:
-    """Whether the model has more bytes than protobuf reads and writes."""
+    """Return True if the model exceeds protobuf's size limit."""
     beside = Path(source + ".data")
     return beside.exists() and beside.stat().st_size >= 1 << 31
 

@@ -1,19 +1,20 @@
-"""amp-rewrite beside other converters, on the models of the zoo, in one run.
+"""Compare amp-rewrite with other converters on the models of the zoo, in one run.
 
     python benchmarks/run.py zoo CACHE
     python benchmarks/run.py peers CACHE [--peers PYTHON] [--autocast PYTHON] [--models NAME ...]
 
-`--peers` is an interpreter with onnxconverter-common and onnxruntime, `--autocast` one with nvidia-modelopt[onnx],
-which pins older packages and so needs an environment of its own. A tool whose interpreter is not named is left
-out, one that takes too long or too much memory is stopped (`--limit`, `--memory`). Time and memory are those of the
-whole process, import to written file.
+`--peers` is an interpreter with onnxconverter-common and onnxruntime. `--autocast` is an interpreter with
+nvidia-modelopt[onnx], which pins older packages and so needs a separate environment. Tools without an interpreter are
+skipped, and tools that take too long or too much memory are stopped (`--limit`, `--memory`). Time and memory are for
+the whole process, from import to written file.
 
-The error is the distance between the outputs of the float32 model and those of the converted one, relative to
-the former (L2), and the largest relative to the largest: both run by onnxruntime's CPU provider, the converted
-one emulated (every low result rounded, `amp_rewrite.emulate`), since that provider would compute in float32.
+There are two errors: the distance between the outputs of the float32 and the converted model, relative to the former
+(L2), and the largest difference, relative to the largest value. onnxruntime's CPU provider runs both models. The
+converted one is emulated (every low result is rounded, `amp_rewrite.emulate`), since the provider would compute it in
+float32.
 
-`bert_base_masked` is fed a batch whose second row is masked throughout, with attention logits as large as those of
-trained models: there it shows what became of the mask of the lowest float32.
+`bert_base_masked` has a batch with a fully masked second row, and attention logits as large as in trained models. It
+reveals how a converter handles a mask of the lowest float32.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COMPUTE = ("MatMul", "Conv", "Gemm")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a converted model is like; `fault` is why it does not run, in which case the rest is empty."""
+    """The properties of a converted model; if it does not run, only `fault`, with the reason."""
 
     casts: int = 0
     lowered: int = 0
@@ -46,7 +47,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One model by one tool."""
+    """One model converted with one tool."""
 
     model: str
     megabytes: float
@@ -59,9 +60,9 @@ class Point:
 
 
 def judge(source: str, converted: str, feeds: str, outputs: str) -> Judged:
-    """Load a converted model as its users would, count, and run its emulation against the float32 model.
+    """Load a converted model as users would, count its ops, and compare its emulation with the float32 model.
 
-    `outputs`: the file that keeps what the float32 model gives, for the next tool.
+    `outputs`: a file that keeps the float32 model's outputs for the next tool.
     """
     import numpy as np
     import onnxruntime
@@ -78,7 +79,7 @@ def judge(source: str, converted: str, feeds: str, outputs: str) -> Judged:
     except faults as fault:
         return Judged(fault=_line(fault))
     with np.load(feeds) as stored:
-        given = {name: stored[name] for name in stored.files}
+        inputs = {name: stored[name] for name in stored.files}
     try:
         view, before = View.of(Model.load(converted)), View.of(Model.load(source))
     except AmpRewriteError as fault:
@@ -90,34 +91,34 @@ def judge(source: str, converted: str, feeds: str, outputs: str) -> Judged:
         twin = Path(folder) / "twin.onnx"
         try:
             emulate(converted).save(twin)
-            found = onnxruntime.InferenceSession(str(twin), options, providers=cpu).run(None, given)[0]
+            found = onnxruntime.InferenceSession(str(twin), options, providers=cpu).run(None, inputs)[0]
         except (*faults, AmpRewriteError) as fault:
             return Judged(casts, low, len(compute), fault=f"emulation: {_line(fault)}")
     if not Path(outputs).exists():
-        np.save(outputs, onnxruntime.InferenceSession(source, options, providers=cpu).run(None, given)[0])
-    wanted = np.load(outputs).astype(np.float64)
+        np.save(outputs, onnxruntime.InferenceSession(source, options, providers=cpu).run(None, inputs)[0])
+    expected = np.load(outputs).astype(np.float64)
     if not np.isfinite(found).all():
         bad = np.count_nonzero(~np.isfinite(found))
         return Judged(casts, low, len(compute), fault=f"{bad} of {found.size} results are not finite")
-    apart = np.abs(found.astype(np.float64) - wanted)
-    l2, largest = float(np.linalg.norm(apart) / np.linalg.norm(wanted)), float(apart.max() / np.abs(wanted).max())
+    error = np.abs(found.astype(np.float64) - expected)
+    l2, largest = float(np.linalg.norm(error) / np.linalg.norm(expected)), float(error.max() / np.abs(expected).max())
     return Judged(casts, low, len(compute), l2, largest)
 
 
 def _line(fault: Exception) -> str:
-    """In one line, files by their last name."""
+    """Return an error as one line, with file names instead of paths."""
     return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", " ".join(str(fault).split()))[:160]
 
 
 def tools(peers: Path | None, autocast: Path | None) -> dict[str, list[str | Path]]:
-    """The command of each tool, up to its input and output."""
-    found: dict[str, list[str | Path]] = {"amp-rewrite": [*measure.own_command(), "convert", "--no-check", "-q"]}
+    """Return the command of each tool, without its input and output."""
+    commands: dict[str, list[str | Path]] = {"amp-rewrite": [*measure.own_command(), "convert", "--no-check", "-q"]}
     if peers is not None:
         for tool in ("onnxruntime_float16", "onnxruntime_onnxmodel", "onnxconverter_common"):
-            found[tool] = [*measure.script("peer_tools", peers), tool]
+            commands[tool] = [*measure.script("peer_tools", peers), tool]
     if autocast is not None:
-        found["modelopt_autocast"] = [*measure.script("peer_tools", autocast), "modelopt_autocast"]
-    return found
+        commands["modelopt_autocast"] = [*measure.script("peer_tools", autocast), "modelopt_autocast"]
+    return commands
 
 
 PACKAGES = {
@@ -131,19 +132,19 @@ print(*(f"{name} {importlib.metadata.version(name)}" for name in sys.argv[1:]), 
 
 
 def notes(interpreters: Mapping[str, Path | None]) -> list[str]:
-    """What stands under the table: versions of the tools, and how to read it."""
-    lines = ["", "A tool whose result does not load, or gives no number, keeps its time and memory; it has no error."]
+    """Return the lines below the table, with the versions of the tools."""
+    lines = ["", "A tool whose result does not load or run has a time and memory, but no error."]
     for name, python in interpreters.items():
         if python is not None:
             command = [str(python), "-c", _VERSIONS, *PACKAGES[name]]
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-            lines += ["", f"The {'tool' if name == 'autocast' else 'tools'} run by `--{name}`: {said}."]
+            versions = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            lines += ["", f"The {'tool' if name == 'autocast' else 'tools'} run by `--{name}`: {versions}."]
     return lines
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Runs of each tool, and at how many seconds and bytes of memory it is stopped."""
+    """The number of runs of each tool, and its limits in seconds and bytes of memory."""
 
     rounds: int
     limit: float
@@ -151,7 +152,7 @@ class Bounds:
 
 
 def measured(model: Path, tool: str, command: list[str | Path], outputs: Path, bounds: Bounds) -> Point:
-    """Convert one model by one tool and judge the result; of the rounds the least seconds of each kind count."""
+    """Convert one model with one tool, and judge the result. Times are the lowest of all rounds."""
     beside = model.with_name(model.name + ".data")
     size = (model.stat().st_size + (beside.stat().st_size if beside.exists() else 0)) / 1e6
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=model.parent) as name:
@@ -172,22 +173,22 @@ def measured(model: Path, tool: str, command: list[str | Path], outputs: Path, b
 
 
 def read(model: Path) -> None:
-    """Read a model's files, so that no tool is the one that waits for the disk."""
+    """Read a model's files into the page cache, so that no tool waits for the disk."""
     for file in (model, model.with_name(model.name + ".data")):
         if file.exists():
-            with file.open("rb", buffering=0) as held:
-                while held.read(1 << 24):
+            with file.open("rb", buffering=0) as stream:
+                while stream.read(1 << 24):
                     pass
 
 
 HEAD = (
-    *("model", "MB", "tool", "seconds", "processor seconds", "peak MB", "Casts added", "MatMul/Conv/Gemm low"),
+    *("model", "MB", "tool", "seconds", "CPU seconds", "peak MB", "Casts added", "MatMul/Conv/Gemm low"),
     *("error L2", "error max", "runs"),
 )
 
 
 def cells(p: Point) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return a row of the table."""
     j = p.judged
     counted = (f"{j.casts}", f"{j.lowered} of {j.compute}") if j is not None and j.compute else ("–", "–")
     errors = (f"{j.l2:.1e}", f"{j.largest:.1e}") if j is not None and j.l2 is not None else ("–", "–")
@@ -202,26 +203,26 @@ def main() -> None:
     parser.add_argument("--autocast", type=Path)
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a tool may take (default 600)")
-    parser.add_argument("--memory", type=float, help="GB that a tool may take (default: four fifths of the machine's)")
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
-    given = parser.parse_args()
-    memory = 0.8 * measure.memory() if given.memory is None else 1e9 * given.memory
-    names = given.models or sorted(path.stem for path in given.cache.glob("*.onnx"))
+    parser.add_argument("--limit", type=float, default=600.0, help="time limit in seconds (default: 600)")
+    parser.add_argument("--memory", type=float, help="memory limit in GB (default: four fifths of the machine's)")
+    parser.add_argument("--dry-run", action="store_true", help="print only, without writing the results file")
+    args = parser.parse_args()
+    memory = 0.8 * measure.memory() if args.memory is None else 1e9 * args.memory
+    names = args.models or sorted(path.stem for path in args.cache.glob("*.onnx"))
     points: list[Point] = []
-    under = notes({"peers": given.peers, "autocast": given.autocast})
+    footnotes = notes({"peers": args.peers, "autocast": args.autocast})
     measure.warm_up()
     for name in names:
-        read(given.cache / f"{name}.onnx")
+        read(args.cache / f"{name}.onnx")
         with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-            for tool, command in tools(given.peers, given.autocast).items():
-                rounds = given.rounds if tool != "modelopt_autocast" else 1  # it takes twenty times as long
-                bounds = Bounds(rounds, given.limit, memory)
+            for tool, command in tools(args.peers, args.autocast).items():
+                rounds = args.rounds if tool != "modelopt_autocast" else 1  # it takes twenty times as long
+                bounds = Bounds(rounds, args.limit, memory)
                 outputs = Path(folder) / "outputs.npy"
-                points.append(measured(given.cache / f"{name}.onnx", tool, command, outputs, bounds))
+                points.append(measured(args.cache / f"{name}.onnx", tool, command, outputs, bounds))
                 print("  ".join(cells(points[-1])), flush=True)
-        if not given.dry_run:  # a long run that is broken off keeps what it has
-            table = [*measure.markdown(HEAD, map(cells, points)), *under]
+        if not args.dry_run:  # an interrupted run keeps its results so far
+            table = [*measure.markdown(HEAD, map(cells, points)), *footnotes]
             packages = ("onnx", "numpy", "onnxruntime-gpu")
             measure.write("peers", measure.machine(packages), points, table)
 

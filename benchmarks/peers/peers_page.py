@@ -1,10 +1,10 @@
-"""Page about other converters, docs/evidence/peers.md, from results/peers.json.
+"""Write the page about other converters, docs/evidence/peers.md, from results/peers.json.
 
     python benchmarks/run.py peers_page            # print it
     python benchmarks/run.py peers_page --write    # write docs/evidence/peers.md
 
-A tool counts beside a model only where its result runs; where it does not, the last lines say so. Its error counts
-only where it lowered every MatMul, Conv and Gemm: what stays float32 has none.
+A tool is compared on a model only if its result runs; otherwise the last lines say so. Its error is compared only if it
+lowered every MatMul, Conv and Gemm, since products in float32 have no error.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
-    """One model: ours beside the best of the others in each respect."""
+    """Return the row of one model: our result and the best of the others in each column."""
     ours = next((row for row in rows if row["tool"] == OURS and not row["fault"]), None)
     if ours is None:
         raise ValueError(f"amp-rewrite has no result for {rows[0]['model']}; run benchmarks/run.py peers")
@@ -90,7 +90,7 @@ def _error(row: Row) -> str:
 
 
 def _best(rows: Sequence[Row]) -> str:
-    """The least error, and where it takes more Casts than another tool has, what that one's is."""
+    """Return the lowest error, and if it takes more Casts than another tool, also the error of that tool."""
     if not rows:
         return "–"
     best = min(rows, key=lambda row: (float(_error(row)), row["judged"]["casts"]))
@@ -102,27 +102,27 @@ def _best(rows: Sequence[Row]) -> str:
 
 
 def _failed(rows: Sequence[Row]) -> list[str]:
-    """A sentence about what gave no model that runs, in lines, or nothing."""
+    """Return a sentence about the failed conversions as wrapped lines, if any."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["fault"]:
             found.setdefault((NAMES[row["model"]], _short(row["fault"])), []).append(TOOLS[row["tool"]])
-    said = [f"{model} by {' and '.join(tools)} ({why})" for (model, why), tools in found.items()]
-    return textwrap.wrap(f"No working model: {'; '.join(said)}.", 120, break_on_hyphens=False) if said else []
+    failures = [f"{model} by {' and '.join(tools)} ({why})" for (model, why), tools in found.items()]
+    return textwrap.wrap(f"No working model: {'; '.join(failures)}.", 120, break_on_hyphens=False) if failures else []
 
 
 def _short(fault: str) -> str:
-    """Why, in the words that matter."""
+    """Return the reason for a failure in a few words."""
     stopped = re.match(r"stopped (after|at) [\d.]+ \w+( of memory)?", fault)
-    return stopped.group() if stopped else "onnxruntime refuses it" if "ONNXRuntimeError" in fault else "it failed"
+    return stopped.group() if stopped else "onnxruntime rejects it" if "ONNXRuntimeError" in fault else "it failed"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/evidence/peers.md")
-    given = parser.parse_args()
+    args = parser.parse_args()
     text = page(json.loads((measure.RESULTS / "peers.json").read_text("utf-8")))
-    if given.write:
+    if args.write:
         PAGE.write_text(text, "utf-8")
     else:
         print(text, end="")

@@ -1,4 +1,4 @@
-"""Graphs of a few shapes with any number of nodes: chains, types in turn, fans, nested sums, windows, heads."""
+"""Graphs of several shapes with any number of nodes: chains, alternating types, fans, nested sums, windows, heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEPTH = 1000
 
 
 def chain(count: int) -> Iterator[NodeProto]:
-    """One path of MatMul, Add, Relu, Transpose: allow, gray, clear, clear."""
+    """Yield a chain of MatMul, Add, Relu, Transpose: allow, gray, clear, clear."""
     kinds = (("MatMul", "w"), ("Add", "b"), ("Relu", ""), ("Transpose", ""))
     for i in range(count):
         kind, constant = kinds[i % len(kinds)]
@@ -22,14 +22,14 @@ def chain(count: int) -> Iterator[NodeProto]:
 
 
 def pingpong(count: int) -> Iterator[NodeProto]:
-    """Allow and deny in turn: a Cast between any two ops."""
+    """Yield alternating allow and deny ops, with a Cast between any two."""
     for i in range(count):
         yield _node("CumSum", [f"v{i}", "axis"], f"v{i + 1}") if i % 2 else _node("MatMul", [f"v{i}", "w"], f"v{i + 1}")
     yield _node("Identity", [f"v{count}"], "y")
 
 
 def fanout(count: int) -> Iterator[NodeProto]:
-    """One MatMul that all others read, and one Concat that reads them all."""
+    """Yield one MatMul read by all other ops, and one Concat that reads them all."""
     yield _node("MatMul", ["v0", "w"], "root")
     for i in range(count):
         yield _node(("Relu", "Tanh", "Neg")[i % 3], ["root"], f"r{i}")
@@ -38,7 +38,7 @@ def fanout(count: int) -> Iterator[NodeProto]:
 
 
 def nested(count: int) -> Iterator[NodeProto]:
-    """Sums of sums, a thousand levels deep, between MatMuls; each level reads the entry too."""
+    """Yield sums of sums, a thousand levels deep, between MatMuls; each level also reads the entry."""
     entry, last = "v0", "v0"
     for i in range(count):
         made = f"n{i}"
@@ -115,7 +115,7 @@ def _node(kind: str, inputs: list[str], output: str, **attributes: object) -> No
 
 
 def build(shape: str, count: int, path: str) -> int:
-    """Write a model of this shape and of about this many nodes; how many it has."""
+    """Write a model of a shape with about `count` nodes; return its number of nodes."""
     import numpy as np
     import onnx
     from onnx import TensorProto, helper, numpy_helper

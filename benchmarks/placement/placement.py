@@ -1,10 +1,10 @@
-"""Seconds and Casts of painting and placing graphs of 50,000 ops.
+"""Time and Casts of coloring graphs of 50,000 ops, by placement.
 
     python benchmarks/run.py placement [--ops 50000]
 
-The graphs are those of `graphs.py`. Of each: the type variables that become low and the Casts that are added, with the
-border where TensorFlow's rules leave it (`propagate`) and placed by the cut (`mincut`), and the processor seconds that
-coloring takes, the best of three, without the cyclic garbage collector, as in a conversion.
+For each graph of `graphs.py`, this counts the low type variables and the inserted Casts, with the boundary left by
+TensorFlow's rules (`propagate`) and placed by the minimum cut (`mincut`). The CPU time of coloring is the best of three
+runs, without the cyclic garbage collector, as in a conversion.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One graph, colored in one way."""
+    """One graph with one placement."""
 
     graph: str
     ops: int
@@ -41,7 +41,7 @@ class Row:
 
 
 def measured(shape: str, ops: int, folder: Path) -> list[Row]:
-    """Return a row for each way."""
+    """Return a row for each placement."""
     path = folder / f"{shape}.onnx"
     count = graphs.build(shape, ops, str(path))
     return [_colored(shape, count, way, path) for way in WAYS]
@@ -61,22 +61,22 @@ def _colored(shape: str, count: int, way: str, path: Path) -> Row:
     return Row(shape, count, way, len(coloring.low), casts, round(min(seconds), 2))
 
 
-HEAD = ("graph", "ops", "placement", "low variables", "Casts", "processor seconds")
+HEAD = ("graph", "ops", "placement", "low variables", "Casts", "CPU seconds")
 
 
 def cells(row: Row) -> list[str]:
-    """A line of the table."""
+    """Return a row of the table."""
     return [row.graph, f"{row.ops}", row.way, f"{row.low}", f"{row.casts}", f"{row.seconds:.2f}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", type=int, default=50_000)
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         for shape in graphs.SHAPES:
-            rows += measured(shape, given.ops, Path(folder))
+            rows += measured(shape, args.ops, Path(folder))
             print(*("  ".join(cells(row)) for row in rows[-len(WAYS) :]), sep="\n", flush=True)
     about = measure.machine(("onnx", "numpy", "networkx"))
     measure.write("placement", about, rows, measure.markdown(HEAD, map(cells, rows)))

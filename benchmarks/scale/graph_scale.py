@@ -1,10 +1,10 @@
-"""Time and memory of a conversion against the number of ops.
+"""Time and memory of a conversion by the number of ops.
 
     python benchmarks/run.py graph_scale [--ops 10000 100000 1000000] [--shapes chain skips] [--before CHECKOUT]
 
-The graphs are those of `placement`; beyond 100,000 ops the first shape alone. Each is converted and saved in a process
-of its own, without a check, by this state of the package and by the commit in CHECKOUT, in turns. Time is the processor
-seconds of the better of two rounds, memory the higher peak.
+The graphs are those of `placement`; beyond 100,000 ops, only the first shape. Each is converted and saved in a separate
+process, without a check, alternately by this checkout and by the commit in CHECKOUT. Time is the lower CPU time of two
+rounds; memory is the higher peak.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONVERT = "import sys, amp_rewrite; amp_rewrite.convert(sys.argv[1]).save(sys.ar
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One graph, converted by one state of the package."""
+    """One graph, converted by one version of the package."""
 
     graph: str
     ops: int
@@ -36,7 +36,7 @@ class Row:
 
 
 def measured(shape: str, ops: int, folder: Path, states: dict[str, Path]) -> list[Row]:
-    """Convert one graph by each state; a state that fails ends the run with its words."""
+    """Convert one graph with each version; exit with its error if one fails."""
     path = folder / f"{shape}.onnx"
     count = measure.apart(graphs.build, shape, ops, str(path))
     runs: dict[str, list[measure.Cost]] = {state: [] for state in states}
@@ -52,11 +52,11 @@ def measured(shape: str, ops: int, folder: Path, states: dict[str, Path]) -> lis
     ]
 
 
-HEAD = ("graph", "ops", "state", "processor seconds", "peak MB")
+HEAD = ("graph", "ops", "state", "CPU seconds", "peak MB")
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return a row of the table."""
     return row.graph, f"{row.ops}", row.state, f"{row.seconds:.1f}", f"{row.peak / 1e6:.0f}"
 
 
@@ -64,16 +64,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--shapes", nargs="+", choices=graphs.SHAPES, default=list(graphs.SHAPES))
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another state of this package")
-    given = parser.parse_args()
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of this package")
+    args = parser.parse_args()
     states = {"now": Path(__file__).resolve().parents[2]}
-    if given.before is not None:
-        commit = ["git", "-C", given.before, "rev-parse", "--short", "HEAD"]
-        states[subprocess.check_output(commit, text=True).strip()] = given.before.resolve()
+    if args.before is not None:
+        commit = ["git", "-C", args.before, "rev-parse", "--short", "HEAD"]
+        states[subprocess.check_output(commit, text=True).strip()] = args.before.resolve()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
-        for ops in given.ops:
-            for shape in given.shapes[: 1 if ops > 100_000 else None]:
+        for ops in args.ops:
+            for shape in args.shapes[: 1 if ops > 100_000 else None]:
                 rows += measured(shape, ops, Path(name), states)
                 print(*("  ".join(cells(row)) for row in rows[-len(states) :]), sep="\n", flush=True)
                 about = measure.machine(("onnx", "numpy", "networkx"))

@@ -1,10 +1,10 @@
-"""Memory and time of shifted weights against their size: they are scaled while they are written.
+"""Memory and time of shifting weights, which are scaled as they are written, by their size.
 
     python benchmarks/run.py shift_scale [--sizes 0.5 2 5] [--folder DIR]
 
-The models of `weights_scale`, converted without a shift and with `--shift 4`, which stores all weights that write to
-the residual stream times 2^-4. A model of N GB takes 1.5 N GB of disk. `scaled` are the bytes of weights, as float32,
-that differ from those of the unshifted model.
+The models are those of `weights_scale`, converted without a shift and with `--set shift=4`, which scales all weights
+that write to the residual stream by 2^-4. A model of N GB takes 1.5 N GB of disk. `scaled` is the size in float32 of
+the weights that differ from the unshifted model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Point:
 
 
 def scaled_bytes(path: str) -> float:
-    """Gigabytes of weights of a converted model that are stored times a power of two, as float32."""
+    """Return the gigabytes of scaled weights in a converted model, as float32."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -50,7 +50,7 @@ def _elements(dims: Sequence[int]) -> int:
 
 
 def measured(gigabytes: float, root: Path) -> list[Point]:
-    """Build a model, and convert it in both ways."""
+    """Build a model, and convert it with and without a shift."""
     folder, target = root / "model", root / "out"
     folder.mkdir()
     measure.apart(build, gigabytes, str(folder / "gpt.onnx"), False)
@@ -78,11 +78,11 @@ def measured(gigabytes: float, root: Path) -> list[Point]:
     return points
 
 
-HEAD = ("weights", "shift", "scaled", "seconds", "processor seconds", "peak MB")
+HEAD = ("weights", "shift", "scaled", "seconds", "CPU seconds", "peak MB")
 
 
 def cells(p: Point) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return a row of the table."""
     sizes = f"{p.gigabytes:.2f} GB", p.shift, f"{p.scaled:.2f} GB"
     return (*sizes, f"{p.wall:.1f}", f"{p.cpu:.1f}", f"{p.peak / 1e6:.0f}")
 
@@ -90,11 +90,11 @@ def cells(p: Point) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 2.0, 5.0], help="gigabytes")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
-    given = parser.parse_args()
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)")
+    args = parser.parse_args()
     points: list[Point] = []
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
-        for size in given.sizes:
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=args.folder) as name:
+        for size in args.sizes:
             points += measured(size, Path(name))
             print(*("  ".join(cells(point)) for point in points[-2:]), sep="\n", flush=True)
     measure.write("shift_scale", measure.machine(), points, measure.markdown(HEAD, map(cells, points)))

@@ -1,16 +1,15 @@
-"""Time and memory against the size of the weights, beside `cp` of the same bytes in the same run.
+"""Time and memory of a conversion by the size of the weights, compared with `cp` of the same bytes.
 
     python benchmarks/run.py weights_scale [--max-gb 2] [--folder DIR]
     python benchmarks/run.py weights_scale --sizes 2 20 --rounds 1 --results giants
 
-Synthetic GPT-like models of 0.5, 2, 8 and 20 GB with external data are written streaming, then converted by
-`amp-rewrite` in a process of its own; one of 0.5 GB and one of 1.9 GB keep their weights inside. At its peak a
-model of N GB takes 2 N GB of disk: the model and the copy of it (the converted model is half a copy).
+Synthetic GPT-like models of 0.5, 2, 8 and 20 GB with external data are streamed to disk, then converted by
+`amp-rewrite` in a separate process. Two more models, of 0.5 GB and 1.9 GB, have inline weights. At its peak, a model of
+N GB takes 2 N GB of disk, for the model and its copy (the converted model is half the size).
 
-Both are timed twice, on equal terms: until the disk has everything (`cp`, then fsync, beside `amp-rewrite` as it is,
-which waits for the disk), and until the bytes are handed to the system (`cp` beside `amp-rewrite` with an fsync that
-does nothing). All of them read the model from disk: what the system still holds of it is dropped before each
-(`--warm`: it is not).
+Both commands are timed twice, on equal terms: until everything is on disk (`cp` with an fsync, and `amp-rewrite`, which
+waits for the disk), and until the system has all bytes (`cp`, and `amp-rewrite` with a no-op fsync). Every command
+reads the model from disk, since the page cache is dropped before each (not with `--warm`).
 """
 
 from __future__ import annotations
@@ -34,14 +33,16 @@ if TYPE_CHECKING:
 SIZES = (0.5, 2.0, 8.0, 20.0)
 INLINE = (0.5, 1.9)
 _ALLOWED = 200e6
-_ONCE = 10.0  # gigabytes from which one round has to do
+_ONCE = 10.0  # gigabytes above which there is only one round
 _UNSYNCED = "import os; os.fsync = lambda _: None; from amp_rewrite.cli import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One model. Wall seconds until the system and until the disk has everything: of `cp` `copied` and `copied_synced`,
-    of amp-rewrite `unsynced` and `wall`, which like `cpu` and `peak` is that of the command as it is."""
+    """One model. `copied` and `unsynced`: wall seconds of `cp` and of amp-rewrite without an fsync.
+
+    `copied_synced` and `wall`: wall seconds until everything is on disk; `cpu` and `peak` belong to the latter.
+    """
 
     gigabytes: float
     inline: bool
@@ -56,12 +57,12 @@ class Point:
 
     @property
     def bound(self) -> float:
-        """The peak memory that is allowed."""
+        """The allowed peak memory."""
         return 2e9 * self.gigabytes if self.inline else _ALLOWED + 3 * self.largest
 
 
 def build(gigabytes: float, path: str, inline: bool) -> int:
-    """Write a GPT-like model of about that size; the bytes of its largest tensor."""
+    """Write a GPT-like model of about the given size; return the bytes of its largest tensor."""
     import numpy as np
     import onnx
     from onnx import TensorProto, helper
@@ -110,7 +111,7 @@ def data_name(path: str) -> str:
 
 
 def _nodes(layers: int) -> Iterator[NodeProto]:
-    """Embedding, then blocks of LayerNormalization, attention without its heads, and a gated layer."""
+    """Yield an embedding, then blocks of LayerNormalization, single-head attention and a feed-forward layer."""
     from onnx import helper
 
     def node(kind: str, inputs: list[str], *outputs: str, **attributes: object) -> NodeProto:
@@ -135,7 +136,7 @@ def _nodes(layers: int) -> Iterator[NodeProto]:
 
 
 def copied(folder: Path, *, sync: bool) -> float:
-    """Seconds that `cp` takes for the folder, with `sync` until it is on disk."""
+    """Return the seconds of `cp` for the folder; with `sync`, until it is on disk."""
     target = folder.with_name("copy")
     start = time.perf_counter()
     measure.cost(["cp", "-r", folder, target])
@@ -147,7 +148,7 @@ def copied(folder: Path, *, sync: bool) -> float:
 
 
 def converted(folder: Path, to: str, *, sync: bool) -> measure.Cost:
-    """What converting the model in the folder costs, with `sync` until it is on disk."""
+    """Return the cost of converting the model in the folder; with `sync`, until it is on disk."""
     target = folder.with_name("out")
     target.mkdir()
     command = measure.own_command() if sync else [sys.executable, "-c", _UNSYNCED]
@@ -166,14 +167,14 @@ def _sync(folder: Path) -> None:
 
 
 def _forget(folder: Path) -> None:
-    """Have the system drop what it holds of the files in memory; they must be on disk."""
+    """Drop the files from the page cache; they must be on disk."""
     for file in folder.iterdir():
         with file.open("rb") as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int, warm: bool) -> Point:
-    """Build a model, then copy and convert it in turn; the least of each."""
+    """Build a model, copy and convert it alternately, and return the lowest cost of each."""
     folder = root / "model"
     folder.mkdir()
     largest = measure.apart(build, gigabytes, str(folder / "gpt.onnx"), inline)
@@ -196,9 +197,9 @@ def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int
 
 
 def cells(p: Point) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return a row of the table."""
     return (
-        f"{p.gigabytes:.2f} GB {'inside' if p.inline else 'beside'}",
+        f"{p.gigabytes:.2f} GB {'inline' if p.inline else 'external'}",
         p.to,
         f"{p.wall:.1f}",
         f"{p.copied_synced:.1f}",
@@ -213,41 +214,41 @@ def cells(p: Point) -> tuple[str, ...]:
 
 
 HEAD = (
-    *("weights", "to", "seconds, on disk", "cp, on disk", "ratio", "seconds, handed over", "cp, handed over", "ratio"),
-    *("processor seconds", "peak MB", "allowed MB"),
+    *("weights", "to", "seconds, on disk", "cp, on disk", "ratio", "seconds, unsynced", "cp, unsynced", "ratio"),
+    *("CPU seconds", "peak MB", "allowed MB"),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-gb", type=float, default=2.0)
-    parser.add_argument("--sizes", type=float, nargs="+", help="only these, weights beside (gigabytes; any)")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
-    parser.add_argument("--rounds", type=int, default=2, help="of each; above 10 GB it is one (default 2)")
-    parser.add_argument("--warm", action="store_true", help="leave in memory what the system holds of the model")
+    parser.add_argument("--sizes", type=float, nargs="+", help="only these sizes in gigabytes, with external weights")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds for each; above 10 GB always one (default: 2)")
+    parser.add_argument("--warm", action="store_true", help="keep the model in the page cache")
     parser.add_argument("--results", default="weights_scale", help="name of the results file")
-    parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
-    given = parser.parse_args()
+    parser.add_argument("--dry-run", action="store_true", help="print only, without writing the results file")
+    args = parser.parse_args()
     measure.warm_up()
-    sizes = given.sizes or [size for size in SIZES if size <= given.max_gb]
+    sizes = args.sizes or [size for size in SIZES if size <= args.max_gb]
     cases = [(size, False, "float16") for size in sizes]
-    if not given.sizes:
+    if not args.sizes:
         cases.append((sizes[0], False, "bfloat16"))
-        cases += [(size, True, "float16") for size in INLINE if size <= given.max_gb]
+        cases += [(size, True, "float16") for size in INLINE if size <= args.max_gb]
     needed = 2.1 * max(sizes) * 1e9
     points: list[Point] = []
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=args.folder) as name:
         free = shutil.disk_usage(name).free
-        print(f"needs {needed / 1e9:.1f} GB of disk in {Path(name).parent}; {free / 1e9:.1f} GB are free")
+        print(f"needs {needed / 1e9:.1f} GB of disk space in {Path(name).parent}; {free / 1e9:.1f} GB are free")
         if free < needed:
-            sys.exit("not enough disk; lower --max-gb or name another --folder")
+            sys.exit("not enough disk space; lower --max-gb or choose another --folder")
         for size, inline, to in cases:
-            rounds = given.rounds if size <= _ONCE else 1
-            asked = {"rounds": rounds, "warm": given.warm}
-            points.append(measured(size, inline=inline, to=to, root=Path(name), **asked))
+            rounds = args.rounds if size <= _ONCE else 1
+            options = {"rounds": rounds, "warm": args.warm}
+            points.append(measured(size, inline=inline, to=to, root=Path(name), **options))
             print("  ".join(cells(points[-1])), flush=True)
-            if not given.dry_run:  # a long run that is broken off keeps what it has
-                measure.write(given.results, measure.machine(), points, measure.markdown(HEAD, map(cells, points)))
+            if not args.dry_run:  # an interrupted run keeps its results so far
+                measure.write(args.results, measure.machine(), points, measure.markdown(HEAD, map(cells, points)))
 
 
 if __name__ == "__main__":

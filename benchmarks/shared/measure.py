@@ -1,7 +1,7 @@
-"""Measure a command: wall time, processor time and peak memory of its process; describe the machine; write results.
+"""Measure the wall time, CPU time and peak memory of a command; describe the machine; write results.
 
-Peak memory is the high-water mark that the kernel keeps for a process (`ru_maxrss`). A child inherits the mark
-of the process that started it, so a benchmark builds its models in children (`apart`) and stays small itself.
+Peak memory is the kernel's high-water mark for a process (`ru_maxrss`). A child inherits the mark of its parent, so
+benchmarks build their models in children (`apart`) and stay small themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One process: exit code, wall and processor seconds, peak resident bytes, its last lines."""
+    """The cost of one process: exit code, wall and CPU seconds, peak resident bytes, last lines of errors."""
 
     code: int
     wall: float
@@ -47,10 +47,10 @@ def cost(
     limit: float | None = None,
     memory: float | None = None,
 ) -> Cost:
-    """Run a command to its end and return its cost. Its output goes to `stdout`; the tail of its errors to the result.
+    """Run a command and return its cost. Its output goes to `stdout`, and the tail of its errors to the result.
 
-    `limit`, `memory`: seconds and resident bytes at which it is killed; `said` then says so. The latter needs Linux.
-    Python may cache its bytecode, as it does once a tool is installed.
+    `limit`, `memory`: kill it at this many seconds or resident bytes, with the reason in `said`. `memory` needs Linux.
+    Python may cache bytecode, as for an installed tool.
     """
     env = {name: value for name, value in (env or os.environ).items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile() as errors, (stdout or Path(os.devnull)).open("wb") as out:
@@ -80,55 +80,55 @@ def _watch(process: int, limit: float | None, memory: float | None, ended: threa
         elif memory is not None and status.exists() and _resident(status) >= memory:
             stopped.append(f"stopped at {memory / 1e9:g} GB of memory")
         if stopped:
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # it has already ended
                 os.kill(process, signal.SIGKILL)
             return
 
 
 def _resident(status: Path) -> int:
-    """Return the resident bytes of a process now, from its `statm`."""
+    """Return the current resident bytes of a process, from its `statm`."""
     return int(status.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def best(runs: Iterable[Cost]) -> Cost:
-    """Return the run of least wall time; on a shared machine the others measure the neighbours."""
+    """Return the run with the lowest wall time; on a shared machine, the others measure the neighbors."""
     return min(runs, key=lambda run: run.wall)
 
 
 def apart(function: Callable[..., Any], *arguments: object) -> Any:
-    """Run a function in a process of its own and return its result; its memory does not count here."""
+    """Run a function in a separate process and return its result, to keep its memory out of this process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def warm_up() -> None:
-    """Cache the bytecode of this package, as pip does for an installed one; here it runs from its sources."""
+    """Cache this package's bytecode, as pip does for an installed package."""
     subprocess.run([sys.executable, "-m", "compileall", "-q", ROOT / "amp_rewrite"], check=True)
     cost([*own_command(), ROOT / "examples" / "models" / "digits_vit.onnx", "--dry-run"])
 
 
 def own_command() -> list[str | Path]:
-    """Return the command `amp-rewrite` of this interpreter's environment."""
+    """Return the `amp-rewrite` command of this interpreter's environment."""
     return [Path(sys.executable).with_name("amp-rewrite")]
 
 
 def script(name: str, python: str | Path = sys.executable) -> list[str | Path]:
-    """Return the command that runs a benchmark or one of its helper scripts, by `python`."""
+    """Return the command for a benchmark or helper script, with the given Python."""
     return [python, ROOT / "benchmarks" / "run.py", name]
 
 
 def memory() -> int:
-    """Return the bytes of memory of the machine."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine(packages: Iterable[str] = ("onnx", "numpy", "ml_dtypes", "protobuf")) -> dict[str, object]:
-    """Return the machine, the date and the versions, as a results file states them."""
+    """Return the machine, the date and the versions for a results file."""
     model = ""
     info = Path("/proc/cpuinfo")
     if info.exists():
-        named = (line for line in info.read_text("utf-8").splitlines() if line.startswith("model name"))
-        model = next(named, ":").partition(":")[2].strip()
+        names = (line for line in info.read_text("utf-8").splitlines() if line.startswith("model name"))
+        model = next(names, ":").partition(":")[2].strip()
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -142,7 +142,7 @@ def machine(packages: Iterable[str] = ("onnx", "numpy", "ml_dtypes", "protobuf")
 
 
 def write(name: str, about: Mapping[str, object], rows: Sequence[Any], table: Sequence[str]) -> None:
-    """Write rows and table to results/NAME.json and results/NAME.md."""
+    """Write the rows to results/NAME.json and the table to results/NAME.md."""
     RESULTS.mkdir(exist_ok=True)
     plain = [row if isinstance(row, dict) else asdict(row) for row in rows]
     text = json.dumps({"machine": about, "rows": plain}, indent=1) + "\n"

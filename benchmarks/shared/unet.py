@@ -1,4 +1,4 @@
-"""A UNet as latent diffusion models use it, written out in plain PyTorch: some 400 M parameters."""
+"""A UNet like that of latent diffusion models, in plain PyTorch, with about 400 M parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS = 8
 
 
 class Residual(nn.Module):
-    """Two convolutions with the time added between."""
+    """Two convolutions, with the time embedding added between them."""
 
     def __init__(self, into: int, out: int, time: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot products over the image itself or over a text."""
+    """Self-attention over an image, or cross-attention to a text."""
 
     def __init__(self, width: int, source: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Self attention, cross attention and a gated layer, over the pixels."""
+    """Self-attention, cross-attention and a gated layer, over the pixels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Transformer(nn.Module):
 
 
 class UNet(nn.Module):
-    """Noise from a noisy latent, the time and a text."""
+    """Predict the noise from a noisy latent, the time and a text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,25 +89,25 @@ class UNet(nn.Module):
         self.norm, self.exit = nn.GroupNorm(32, WIDTHS[0]), nn.Conv2d(WIDTHS[0], 4, 3, padding=1)
 
     def forward(self, sample: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
-        phases = _phases(timestep, WIDTHS[0]).to(self.time1.weight.dtype)  # angles are float32 whatever the rest is
+        phases = _phases(timestep, WIDTHS[0]).to(self.time1.weight.dtype)  # angles are always float32
         time = self.time2(F.silu(self.time1(phases)))
         x = self.entry(sample)
-        kept = []
+        skips = []
         for i, (residual, mix) in enumerate(zip(self.down, self.down_mix, strict=True)):
             x = mix(residual(x, time), text)
-            kept.append(x)
+            skips.append(x)
             if i < len(self.shrink):
                 x = self.shrink[i](x)
         x = self.middle_mix(self.middle(x, time), text)
         for i, (residual, mix) in enumerate(zip(self.up, self.up_mix, strict=True)):
-            x = mix(residual(torch.cat((x, kept.pop()), dim=1), time), text)
+            x = mix(residual(torch.cat((x, skips.pop()), dim=1), time), text)
             if i < len(self.grow):
                 x = self.grow[i](F.interpolate(x, scale_factor=2.0, mode="nearest"))
         return self.exit(F.silu(self.norm(x)))
 
 
 def _phases(timestep: Tensor, width: int) -> Tensor:
-    """Sines and cosines of the time, at frequencies from 1 down to 1/10000."""
+    """Return sines and cosines of the time, at frequencies from 1 to 1/10000."""
     frequencies = torch.exp(-math.log(10000.0) * torch.arange(width // 2, device=timestep.device) / (width // 2))
     angles = timestep[:, None] * frequencies[None]
     return torch.cat((torch.cos(angles), torch.sin(angles)), dim=-1)

@@ -1,10 +1,10 @@
-"""Models of real size with seeded random weights, exported by PyTorch into a cache folder.
+"""Export full-size models with seeded random weights from PyTorch into a cache folder.
 
     python benchmarks/run.py zoo CACHE [NAME ...]
 
-Needs torch and transformers. Nothing is downloaded: architectures come from configurations, weights from a seed.
-Each model is `CACHE/NAME.onnx` (weights inside where they fit into 2 GB, else beside it), with one batch of
-inputs in `CACHE/NAME.npz`. A model that is there already is left alone.
+This needs torch and transformers. It downloads nothing: architectures come from configurations, and weights from a
+seed. Each model is `CACHE/NAME.onnx` (with inline weights up to 2 GB, or else external data), with one batch of inputs
+in `CACHE/NAME.npz`. Existing models are left alone.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A module and what it is called with, by input name."""
+    """A module and its inputs by name."""
 
     module: Any
     inputs: Mapping[str, Any]
 
 
 class _Wrapped:
-    """Makes of a Hugging Face model a module that gives one tensor, called with named inputs."""
+    """A Hugging Face model wrapped as a module with named inputs and a single output tensor."""
 
     @staticmethod
     def of(model: Any, names: tuple[str, ...], output: str, **fixed: object) -> Any:
@@ -50,7 +50,7 @@ class _Wrapped:
 
 
 def bert(rows: int = 2, tokens: int = 128) -> Built:
-    """BERT-base, 110 M parameters, rows × tokens, the last half of the rows shorter."""
+    """Build BERT-base with 110 M parameters for rows × tokens; the last half of the rows are shorter."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -62,7 +62,7 @@ def bert(rows: int = 2, tokens: int = 128) -> Built:
 
 
 def bert_masked() -> Built:
-    """The same BERT with attention logits of up to 30, as training makes them, and a row that is masked throughout."""
+    """Build BERT-base with attention logits of up to 30, as in trained models, and a fully masked row."""
     built = bert()
     for layer in built.module.model.encoder.layer:
         _sharpen(built, layer.attention.self, 30.0)
@@ -71,7 +71,7 @@ def bert_masked() -> Built:
 
 
 def _sharpen(built: Built, attention: Any, largest: float) -> None:
-    """Scale the queries of an attention until its largest logit on the inputs is that."""
+    """Scale an attention's queries so that its largest logit on the inputs equals `largest`."""
     import torch
 
     seen: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def _sharpen(built: Built, attention: Any, largest: float) -> None:
 
 
 def vit(pixels: int = 224) -> Built:
-    """ViT-base/16, 86 M parameters, one square image."""
+    """Build ViT-base/16 with 86 M parameters for one square image."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -101,7 +101,7 @@ def vit(pixels: int = 224) -> Built:
 
 
 def resnet(pixels: int = 224) -> Built:
-    """ResNet-50, 26 M parameters, one square image; statistics as of a trained network."""
+    """Build ResNet-50 with 26 M parameters for one square image, with statistics like a trained network's."""
     import torch
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -114,7 +114,7 @@ def resnet(pixels: int = 224) -> Built:
 
 
 def gpt2(tokens: int = 64) -> Built:
-    """GPT-2, 124 M parameters, no cache."""
+    """Build GPT-2 with 124 M parameters, without a cache."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -124,7 +124,7 @@ def gpt2(tokens: int = 64) -> Built:
 
 
 def llama(tokens: int = 32) -> Built:
-    """A Llama of TinyLlama's width with 12 layers, 660 M parameters."""
+    """Build a Llama of TinyLlama's width with 12 layers and 660 M parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -142,7 +142,7 @@ def llama(tokens: int = 32) -> Built:
 
 
 def whisper() -> Built:
-    """The encoder of Whisper small, 88 M parameters, 30 seconds of features."""
+    """Build the encoder of Whisper small with 88 M parameters for 30 seconds of features."""
     import torch
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
@@ -153,7 +153,7 @@ def whisper() -> Built:
 
 
 def unet(pixels: int = 32, tokens: int = 77) -> Built:
-    """A UNet in the manner of Stable Diffusion: residual blocks, self and cross attention at three widths."""
+    """Build a UNet like Stable Diffusion's, with residual blocks, self- and cross-attention at three widths."""
     import torch
 
     from benchmarks.shared.unet import UNet
@@ -179,7 +179,7 @@ ZOO: dict[str, Callable[[], Built]] = {
 
 
 def export(name: str, cache: Path, build: Callable[[], Built] | None = None) -> Path:
-    """The file of a model, exported if it is not there: one of the zoo, or what `build` makes."""
+    """Return the path of a model of the zoo, or of the result of `build`, after exporting it if missing."""
     path = cache / f"{name}.onnx"
     if path.exists() and path.with_suffix(".npz").exists():
         return path
@@ -209,12 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cache", type=Path)
     parser.add_argument("names", nargs="*", default=list(ZOO))
-    given = parser.parse_args()
-    given.cache.mkdir(parents=True, exist_ok=True)
-    for name in given.names or list(ZOO):
+    args = parser.parse_args()
+    args.cache.mkdir(parents=True, exist_ok=True)
+    for name in args.names or list(ZOO):
         if name not in ZOO:
-            sys.exit(f"no model {name!r}; there are {', '.join(ZOO)}")
-        path = export(name, given.cache)
+            sys.exit(f"there is no model {name!r}; choose from {', '.join(ZOO)}")
+        path = export(name, args.cache)
         data = path.with_name(path.name + ".data")
         size = path.stat().st_size + (data.stat().st_size if data.exists() else 0)
         print(f"{path}  {size / 1e6:.0f} MB", flush=True)

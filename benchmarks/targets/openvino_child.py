@@ -1,7 +1,7 @@
-"""Run ONNX models with OpenVINO: a helper of openvino_hints.py, in an interpreter that has openvino.
+"""Run ONNX models with OpenVINO, as a helper of openvino_hints.py in an interpreter with openvino.
 
-Reads lines of JSON, {"model", "hint", "batch", "out"}, and answers each with a line: the precision in which the
-device computes, or the error. Inputs and outputs are .npz files, by name.
+It reads lines of JSON, {"model", "hint", "batch", "out"}, and answers each with a line: the precision used by the
+device, or the error. Inputs and outputs are .npz files with arrays by name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def answer(core: openvino.Core, model: str, hint: str, batch: str, out: str) -> 
     """Compile a model with a precision hint, run it on a batch, and write its outputs."""
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": "1"})
     data = np.load(batch)
-    fed = {name: data[name] for name in data.files}
-    results = compiled(fed)
+    inputs = {name: data[name] for name in data.files}
+    results = compiled(inputs)
     arrays = {name: results[port] for port in compiled.outputs for name in port.names}
     np.savez(out, **{name: np.asarray(value, np.float64) for name, value in arrays.items()})
     return {"precision": compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()}
@@ -31,10 +31,10 @@ def main() -> None:
     print(json.dumps(about), flush=True)
     for line in sys.stdin:
         try:
-            told = answer(core, **json.loads(line))
-        except RuntimeError as error:  # its objection to a model is a result
-            told = {"error": (str(error).strip().splitlines() or [repr(error)])[-1][:160]}
-        print(json.dumps(told), flush=True)
+            reply = answer(core, **json.loads(line))
+        except RuntimeError as error:  # an error about a model is a result
+            reply = {"error": (str(error).strip().splitlines() or [repr(error)])[-1][:160]}
+        print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""OpenVINO on its CPU device: every shipped model, in float32 and converted, at each precision hint.
+"""Errors of every shipped model on OpenVINO's CPU device, in float32 and converted, at each precision hint.
 
     python benchmarks/run.py openvino_hints PYTHON [--only NAME ...]
 
-PYTHON is an interpreter with `openvino` (a virtual environment of its own will do). The models are the exported ones
-of tests/models and those of the digits, each with its batch. Errors are the largest difference from float32 on
-onnxruntime's CPU provider, by the largest absolute value of that output; `emulated` is what this package predicts.
-The precision that a device answers is written beside the hint: a device without float16 computes in another type.
+PYTHON is an interpreter with `openvino`, such as a separate virtual environment. The models are the exports in
+tests/models and the digit classifiers, each with its batch. An error is the largest difference from float32 on
+onnxruntime's CPU provider, relative to the largest absolute value of the output; `emulated` is this package's
+prediction. The results also state the precision reported by the device, since a device without float16 uses another
+type.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: the model, the type of its file, hint, precision that the device answered, error and prediction."""
+    """One run: the model, its file's type, the hint, the precision reported by the device, error and prediction."""
 
     model: str
     file: str
@@ -66,7 +67,7 @@ def models() -> Iterator[tuple[str, Path, Arrays]]:
 
 
 def scaled(own: Mapping[str, Any], truth: Mapping[str, Any]) -> float:
-    """Return the largest difference by the largest absolute value of its output; infinite for a non-finite one."""
+    """Return the largest difference, relative to the output's largest absolute value; infinity if it is not finite."""
     worst = 0.0
     for name, expected in truth.items():
         here, there = np.asarray(own[name], np.float64), np.asarray(expected, np.float64)
@@ -78,7 +79,7 @@ def scaled(own: Mapping[str, Any], truth: Mapping[str, Any]) -> float:
 
 
 class Device:
-    """OpenVINO in the other interpreter, which may die: a dead one is started anew."""
+    """OpenVINO in the other interpreter, which is restarted if it crashes."""
 
     def __init__(self, python: str) -> None:
         self.python = python
@@ -98,7 +99,7 @@ class Device:
         if not line:
             code = self.process.wait()
             self.process, _ = self._started()
-            return {"error": f"the process ended with {code}"}
+            return {"error": f"the process exited with {code}"}
         answer: dict[str, str] = json.loads(line)
         return answer
 
@@ -123,23 +124,23 @@ def rows(name: str, path: Path, batch: Arrays, device: Device, folder: Path) -> 
         predicted[to] = scaled(Runner.open(emulate(result.result)).run(batch, floats), truth)
     for file, hint in RUNS:
         out = folder / "out.npz"
-        told = device.run(model=str(folder / f"{file}.onnx"), hint=hint, batch=str(folder / "batch.npz"), out=str(out))
-        if "error" in told:
-            yield Row(name, file, hint, "", None, predicted.get(file), told["error"])
+        reply = device.run(model=str(folder / f"{file}.onnx"), hint=hint, batch=str(folder / "batch.npz"), out=str(out))
+        if "error" in reply:
+            yield Row(name, file, hint, "", None, predicted.get(file), reply["error"])
             continue
-        yield Row(name, file, hint, told["precision"], scaled(np.load(out), truth), predicted.get(file))
+        yield Row(name, file, hint, reply["precision"], scaled(np.load(out), truth), predicted.get(file))
 
 
 def table(made: list[Row], about: Mapping[str, str]) -> list[str]:
-    """Return the lines of the results: a row per model, a column per run."""
+    """Return the lines of the results, with a row per model and a column per run."""
     by_model: dict[str, dict[tuple[str, str], Row]] = {}
     for row in made:
         by_model.setdefault(row.model, {})[row.file, row.hint] = row
-    said = {
+    precisions = {
         hint: " or ".join(sorted({row.precision for row in made if row.hint == hint and row.precision}))
         for hint in HINTS
     }
-    answers = ", ".join(f"{hint} became {precision}" for hint, precision in said.items())
+    answers = ", ".join(f"{hint} became {precision}" for hint, precision in precisions.items())
     head = ["model", *(f"{file} at {hint}" for file, hint in RUNS), *(f"{file} emulated" for file in FILES[1:])]
     cells = [
         [model, *(_shown(runs[run].error) for run in RUNS), *(_shown(runs[file, "f32"].emulated) for file in FILES[1:])]
@@ -147,11 +148,11 @@ def table(made: list[Row], about: Mapping[str, str]) -> list[str]:
     ]
     failed = [f"- {row.model}, {row.file} at {row.hint}: {row.failure}" for row in made if row.failure]
     return [
-        f"OpenVINO {about['version']} on {about['device']}, which lists {about['capabilities']}. Hints: {answers}.",
+        f"OpenVINO {about['version']} on {about['device']}, with {about['capabilities']}. Hints: {answers}.",
         f"{len(made) - len(failed)} of {len(made)} runs of {len(by_model)} models compiled, ran and were compared.",
         "",
-        "Columns: the type of the file, and the hint. A cell is the largest difference from float32 on onnxruntime's"
-        " CPU provider, by the largest absolute value of the output; `emulated` is the prediction for the file.",
+        "Columns: the file's type, and the hint. A cell is the largest difference from float32 on onnxruntime's"
+        " CPU provider, relative to the output's largest absolute value; `emulated` is the prediction for the file.",
         "",
         *measure.markdown(head, cells),
         *(["", *failed] if failed else []),
@@ -165,7 +166,7 @@ def _shown(error: float | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", help="an interpreter with openvino")
-    parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    parser.add_argument("--only", nargs="*", default=[], help="names of the models to run")
     arguments = parser.parse_args()
     device = Device(arguments.python)
     made: list[Row] = []

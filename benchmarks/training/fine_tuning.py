@@ -269,16 +269,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1, help="models at a time, each in a process of its own")
-    given = parser.parse_args()
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
-        runs = [pool.submit(measured, name, given.seeds, given.steps) for name in given.models]
-        results = {name: run.result() for name, run in zip(given.models, runs, strict=True)}
+    args = parser.parse_args()
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(measured, name, args.seeds, args.steps) for name in args.models]
+        results = {name: run.result() for name, run in zip(args.models, runs, strict=True)}
     for name, rows in results.items():
         if statistics.median(row.apart for row in rows) > AGREE:
             print(f"{name}: the float32 trainings of both sides are apart; compare the distances with care")
     about = measure.machine(("onnx", "onnxruntime-gpu", "numpy", "torch", "transformers"))
     table = [
-        f"Medians over {given.seeds} seeds of the largest difference of a loss from float32 in {given.steps} steps of"
+        f"Medians over {args.seeds} seeds of the largest difference of a loss from float32 in {args.steps} steps of"
         f" Adam at {RATE:g}, {ROWS} rows a batch, on a CPU.",
         "",
         *measure.markdown(HEAD, map(cells, results.values())),

@@ -86,24 +86,24 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=8)
-    given = parser.parse_args()
+    args = parser.parse_args()
     import keras
 
     from amp_rewrite.train import from_keras
 
     data, backend = digits(), keras.backend.backend()
     print("| model | backend | Keras | float32 here | mixed_float16 here |\n|---|---|---|---|---|")
-    for name in given.models:
+    for name in args.models:
         found: dict[str, list[float]] = {"keras": [], **{policy: [] for policy in POLICIES}}
         exported = None
-        for seed in range(given.seeds):
+        for seed in range(args.seeds):
             keras.utils.set_random_seed(seed)
             model = MODELS[name](keras)
             exported = exported or from_keras(model)
             weights = model.get_weights()
             for policy in POLICIES:
-                found[policy].append(here(exported, weights, policy, data, given.epochs, seed))
-            found["keras"].append(by_keras(keras, model, data, given.epochs))
+                found[policy].append(here(exported, weights, policy, data, args.epochs, seed))
+            found["keras"].append(by_keras(keras, model, data, args.epochs))
         cells = [f"{100 * statistics.mean(own):.2f} ± {100 * statistics.stdev(own):.2f} %" for own in found.values()]
         print("| " + " | ".join((name, backend, *cells)) + " |", flush=True)
 

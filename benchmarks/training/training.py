@@ -128,10 +128,10 @@ class Theirs:
         import torch
         from torch.nn import functional as F
 
-        given, label = (torch.from_numpy(batch[name]).to(self.device) for name in (self.source, "label"))
+        inputs, label = (torch.from_numpy(batch[name]).to(self.device) for name in (self.source, "label"))
         self.optimizer.zero_grad()
         with torch.autocast(self.device, dtype=self.low) if self.low else nullcontext():
-            loss = F.cross_entropy(self.module(given).movedim(self.axis, 1), label)
+            loss = F.cross_entropy(self.module(inputs).movedim(self.axis, 1), label)
         if self.scaler is None:
             loss.backward()
             self.optimizer.step()
@@ -300,17 +300,17 @@ def main() -> None:
     parser.add_argument("--device", choices=ON, default="cpu")
     parser.add_argument("--results", metavar="NAME", help="file in benchmarks/results, by default training")
     parser.add_argument("--remember", nargs=5, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.remember:
-        remember(*given.remember)
+    args = parser.parse_args()
+    if args.remember:
+        remember(*args.remember)
         return
-    results = given.results or ("training" if given.device == "cpu" else "training_cuda")
+    results = args.results or ("training" if args.device == "cpu" else "training_cuda")
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.models:
-            for row in measured(name, given.modes or ON[given.device], given.device, given.pairs, folder):
+        for name in args.models:
+            for row in measured(name, args.modes or ON[args.device], args.device, args.pairs, folder):
                 print(" | ".join(row.cells()), flush=True)
                 rows = merged(results, row)
-                table = [_ON_CPU if given.device == "cpu" else _gpu_name(), ""]
+                table = [_ON_CPU if args.device == "cpu" else _gpu_name(), ""]
                 table += measure.markdown(HEAD, [one.cells() for one in rows])
                 measure.write(results, measure.machine(PACKAGES), rows, table)
 
