@@ -116,7 +116,7 @@ class LazyPass:
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
     """Return the reason not to fuse ops at an opset older than the operator."""
-    newer = f"--opset auto, unless others lose a kernel at opset {first}"
+    newer = f"--opset auto, unless other ops lose a kernel at opset {first}"
     faster = (
         f"opset {first} has one, but other ops lose a kernel there" if context.opset_chosen else f"faster with {newer}"
     )

@@ -219,7 +219,7 @@ def solve_classes(equations: Equations, demanded: Mapping[ClassId, int]) -> Mapp
 
 
 def _try_raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
-    """Raise the exponent of a class if this needs no Mul or the class is shifted already; True on success."""
+    """Raise the exponent of a class if this needs no Mul or the class is already shifted; True on success."""
     if exponent > LARGEST_SHIFT or (equations.joints[root] and not solved[root]):
         return False
     solved[root] = exponent
@@ -269,28 +269,28 @@ def solve_ports(laws: Sequence[Law], problem: PortProblem) -> Mapping[OpPort, in
 def _complete(law: Law, exponents: dict[OpPort, int], problem: PortProblem) -> bool:
     """Set the missing exponents of constants and attributes in a law; True if the law then holds."""
     for factor, port in [term for term in law if term[1] not in exponents]:
-        rest = sum(f * exponents.get(other, 0) for f, other in law)
-        exponent = -rest // factor
-        fits = rest % factor == 0 and problem.allowed(port, exponent)
+        residual = sum(f * exponents.get(other, 0) for f, other in law)
+        exponent = -residual // factor
+        fits = residual % factor == 0 and problem.allowed(port, exponent)
         exponents[port] = exponent if fits else 0
     return sum(factor * exponents[port] for factor, port in law) == 0
 
 
 def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], problem: PortProblem) -> bool:
     """Change the exponent of one port to satisfy a law; False if no port can change, or only an already changed one."""
-    rest = sum(factor * exponents[port] for factor, port in law)
+    residual = sum(factor * exponents[port] for factor, port in law)
     terms = {port: factor for factor, port in law}
     results = [port for port in terms if port in problem.results]
     inputs = [port for port in problem.order if port in terms]
     equal = len(terms) == 2 and not sum(terms.values()) and not any(port in problem.free for port in terms)
-    is_sum = len(terms) > 1 and not equal
-    results_first = bool(results) and (rest * terms[results[0]] < 0 if is_sum else not inputs)
-    if is_sum:
+    is_relation = len(terms) > 1 and not equal
+    results_first = bool(results) and (residual * terms[results[0]] < 0 if is_relation else not inputs)
+    if is_relation:
         inputs.sort(key=lambda port: port in problem.lossy)
-    robust = [port for port in inputs if not is_sum or port not in problem.lossy]
+    robust = [port for port in inputs if not is_relation or port not in problem.lossy]
     for port in (*results, *inputs) if results_first else (*robust, *results, *inputs):
-        if port not in changed and terms[port] and rest % terms[port] == 0:
-            exponents[port] -= rest // terms[port]
+        if port not in changed and terms[port] and residual % terms[port] == 0:
+            exponents[port] -= residual // terms[port]
             changed.add(port)
             return True
     return False

@@ -18,7 +18,7 @@ from amp_rewrite.settings.choices import Target
 from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, model_of
 from support.fusing import kinds, outputs_of, standard
 
-FASTER = "faster with --opset auto, unless others lose a kernel at opset"
+FASTER = "faster with --opset auto, unless other ops lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
 

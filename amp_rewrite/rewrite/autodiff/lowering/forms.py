@@ -240,7 +240,7 @@ class _Layer(Forward):
             raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
         return size
 
-    def _each(self, slot: int) -> list[str | None]:
+    def _by_direction(self, slot: int) -> list[str | None]:
         """Split an input by direction, without the direction axis; each part is None if the input is absent."""
         if not self.has(slot):
             return [None] * self.directions
@@ -252,14 +252,14 @@ class _Layer(Forward):
         unsupported += ["peepholes"] if self.has(_PEEPHOLES) else []
         if unsupported:
             raise self.error(f"no gradient with {unsupported[0]}; use a layer without it")
-        biases, names = self._each(_B), [w.decode() for w in self.attr("activations", [])]
+        biases, names = self._by_direction(_B), [w.decode() for w in self.attr("activations", [])]
         for name in names:
             if name.lower() not in _ACTIVATIONS:
                 raise self.error(f"no gradient with activation {name!r}; use {', '.join(_ACTIVATIONS.values())}")
         activations = [_ACTIVATIONS[w.lower()] for w in names] or [*self.cell.activations] * self.directions
         count = len(activations) // self.directions
         directions = []
-        for i, weight in enumerate(self._each(_R)):
+        for i, weight in enumerate(self._by_direction(_R)):
             assert weight is not None
             transposed = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
@@ -279,7 +279,7 @@ class _Layer(Forward):
 
     def _product(self, direction: int) -> str:
         """Append the product of the input and its weights: [steps, batch, gates · hidden]."""
-        weight, bias = self._each(_W)[direction], self._each(_B)[direction]
+        weight, bias = self._by_direction(_W)[direction], self._by_direction(_B)[direction]
         assert weight is not None
         product = self.b.op("MatMul", self.x(0), self.b.op("Transpose", weight, perm=[1, 0]))
         outer, inner = self._biases(bias)
@@ -303,7 +303,7 @@ class _Layer(Forward):
 
     def scan(self, direction: _Direction, index: int) -> list[str]:
         """Append the Scan of one direction; return the outputs of all steps, then the last states."""
-        initial = [self._each(_STATES + i)[index] or self._zeros() for i in range(self.cell.states)]
+        initial = [self._by_direction(_STATES + i)[index] or self._zeros() for i in range(self.cell.states)]
         within_length = self._within_length()
         backward = [int(self.direction == "reverse" or index == 1)]
         body, scanned = self._step(direction, bool(within_length)), [self._product(index), *within_length]
@@ -324,10 +324,10 @@ class _Layer(Forward):
         updated = list(self.cell.formula(b, direction, states, x))
         output = updated[0]
         if has_lengths:
-            runs = self.b.fresh(f"{name}/runs")
-            inputs.append(declared(runs, DType.BOOL, (batch, 1)))
-            output = b.op("Where", runs, output, b.scalar(0.0, self.dtype()))
-            updated = [b.op("Where", runs, after, before) for after, before in zip(updated, states, strict=True)]
+            active = self.b.fresh(f"{name}/runs")
+            inputs.append(declared(active, DType.BOOL, (batch, 1)))
+            output = b.op("Where", active, output, b.scalar(0.0, self.dtype()))
+            updated = [b.op("Where", active, after, before) for after, before in zip(updated, states, strict=True)]
         results = [*updated, output if has_lengths else b.op("Identity", output)]
         outputs = [declared(result, self.dtype(), (batch, self.hidden)) for result in results]
         return onnx.helper.make_graph(b.nodes, name, inputs, outputs)

@@ -139,10 +139,10 @@ def _norm_x(v: Call, slot: int) -> str:
     xh, r, dtype = _normalized(v, axes)
     s = v.do("Mul", *[v.b.cast(x, dtype, of=v.dtype()) for x in (v.g, v.x(1))])
     projection = v.b.reduce("ReduceMean", v.do("Mul", s, xh), axes, keepdims=True)
-    rest = v.do("Sub", s, v.do("Mul", xh, projection))
+    residual = v.do("Sub", s, v.do("Mul", xh, projection))
     if v.op.op_type == "LayerNormalization":
-        rest = v.do("Sub", rest, v.b.reduce("ReduceMean", s, axes, keepdims=True))
-    return v.b.cast(v.do("Mul", r, rest), v.dtype(), of=dtype)
+        residual = v.do("Sub", residual, v.b.reduce("ReduceMean", s, axes, keepdims=True))
+    return v.b.cast(v.do("Mul", r, residual), v.dtype(), of=dtype)
 
 
 def _norm_scale(v: Call, slot: int) -> str:
