@@ -50,7 +50,7 @@ def calibrate(
     folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
-    """Run a model on data and return the range of every floating value; docs/concepts/ranges.md explains the use.
+    """Run a model on data and return the range of every floating value; see docs/concepts/ranges.md.
 
     onnxruntime runs the model on the CPU without optimizations, so each op computes exactly what the model says. Low
     values are measured in a float32 copy of the model, which shows their true ranges.
@@ -85,10 +85,10 @@ def calibrate(
     feed = Feed.of(data, parts[0].view.model)
     measured, runs = _measured(parts, unrolled(feed, parts[0].view.model), low, threads or 0, progress)
     values: dict[str, Range] = {}
-    for part, known in zip(parts, measured, strict=True):
+    for part, part_ranges in zip(parts, measured, strict=True):
         for value in part.constants:
-            known[value] = Range().merge(part.view.fit(value, low)).times(runs)
-        for value, range_ in sorted(known.items()):
+            part_ranges[value] = Range().merge(part.view.fit(value, low)).times(runs)
+        for value, range_ in sorted(part_ranges.items()):
             name = key(part.view, value)
             values[name] = values[name].merge(range_) if name in values else range_
     identity = fingerprint(source)
@@ -112,17 +112,17 @@ def _parts(source: Model, low: DType) -> Iterator[Taps]:
     the bodies of the standard's function ops, as a conversion with the default op lists inlines them for CUDA.
     """
     view = inline_functions(View.of(source))[0]
-    own, low_types = {key(view, value.id) for value in view.values}, view.low_types
-    written = emulate(source, rounding=False, io="float32") if low_types else written_out(source)
-    if written is not source:
-        view = inline_functions(View.of(written))[0]
-    yield Taps.of(view, {key(view, value.id) for value in view.values} - own)
+    original, low_types = {key(view, value.id) for value in view.values}, view.low_types
+    decomposed = emulate(source, rounding=False, io="float32") if low_types else written_out(source)
+    if decomposed is not source:
+        view = inline_functions(View.of(decomposed))[0]
+    yield Taps.of(view, {key(view, value.id) for value in view.values} - original)
     if low_types:
         return
     inside, inlined = inline_schema_functions(view, Request(to=low))
     if inlined:
-        known = {key(view, value.id) for value in view.values}
-        yield Taps.of(inside, known)
+        outside = {key(view, value.id) for value in view.values}
+        yield Taps.of(inside, outside)
 
 
 def _measured(
@@ -162,10 +162,10 @@ class Taps:
     untapped: Mapping[str, str]
 
     @classmethod
-    def of(cls, view: View, known: Container[str] = ()) -> Taps:
+    def of(cls, view: View, skipped: Container[str] = ()) -> Taps:
         """Sort the floating values of a model.
 
-        `known`: keys of the values to leave out.
+        `skipped`: keys of the values to ignore.
         """
         closed = _closed(view)
         taps: list[ValueId] = []
@@ -174,7 +174,7 @@ class Taps:
         for value in view.values:
             type_ = view.types[value.id]
             floating = type_ is None or type_.dtype is None or type_.dtype.floating
-            if not floating or key(view, value.id) in known:
+            if not floating or key(view, value.id) in skipped:
                 continue
             reason = _untappable(type_) or closed.get(value.scope, "")
             if reason:
@@ -187,7 +187,7 @@ class Taps:
 
 
 def _untappable(type_: ValueType | None) -> str:
-    """Return the reason against measuring a value of this type, or ""."""
+    """Return the reason a value of this type cannot be measured, or ""."""
     if type_ is None or (type_.dtype is None and type_.container == TENSOR):
         return "its element type is not known"
     return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken from it are measured"
@@ -287,12 +287,12 @@ class _TapBuilder:
             inner = [self.graph(body, self.view.scopes[s]) for s, (_, body) in pairs]
             if values := tuple(value for rows in inner for value in rows.values):
                 nodes = self.nodes()
-                carried = self._out_of_if(node, inner) if op.op_type == "If" else self._stacked(nodes, node, *inner)
+                carried = self._if_output(node, inner) if op.op_type == "If" else self._stacked(nodes, node, *inner)
                 parts.append(_Rows(carried, values))
                 after += nodes.nodes
         graph.node.extend(after)
-        own = [_Rows(self._measured(graph, value), (value,)) for value in reversed(self.taps.get(scope.id, ()))]
-        parts += reversed(own)
+        measured = [_Rows(self._measured(graph, value), (value,)) for value in reversed(self.taps.get(scope.id, ()))]
+        parts += reversed(measured)
         values = tuple(value for part in parts for value in part.values)
         return _Rows(self._joined(graph, [part.name for part in parts]) if parts else "", values)
 
@@ -307,13 +307,13 @@ class _TapBuilder:
         graph.node.extend(nodes.nodes)
         return row
 
-    def _out_of_if(self, node: NodeProto, inner: list[_Rows]) -> str:
+    def _if_output(self, node: NodeProto, inner: list[_Rows]) -> str:
         """Add an output to an If: the rows of the taken branch, with neutral rows for the other branch."""
         out = self.fresh()
         node.output.append(out)
         others = [self.head.constant(neutral(len(rows.values))) for rows in inner]
-        for taken, (_, graph) in enumerate(bodies(node)):
-            parts = [rows.name if i == taken else others[i] for i, rows in enumerate(inner) if rows.values]
+        for branch, (_, graph) in enumerate(bodies(node)):
+            parts = [rows.name if i == branch else others[i] for i, rows in enumerate(inner) if rows.values]
             graph.output.append(declared(self._joined(graph, parts), DType.DOUBLE, None))
         return out
 
@@ -326,15 +326,15 @@ class _TapBuilder:
         for attribute in node.attribute:
             if attribute.name in ("scan_output_axes", "scan_output_directions"):
                 attribute.ints.append(0)
-        added, most = (nodes.reduce(op_type, each, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
-        return nodes.op("Where", nodes.constant(np.tile(_SUMS, len(rows.values))), added, most)
+        sums, maxima = (nodes.reduce(op_type, each, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
+        return nodes.op("Where", nodes.constant(np.tile(_SUMS, len(rows.values))), sums, maxima)
 
 
 # -- the row of one tensor -----------------------------------------------------------------------------------
 
 WIDTH = 9
 
-_ADDED = 7  # the first columns are added up; the others merge by maximum
+_ADDED = 7  # the first columns merge by sum, the others by maximum
 _SUMS = np.arange(WIDTH) < _ADDED
 _EXACT_IN_FLOAT = 1 << 24  # float32 represents all integers up to here
 _NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
@@ -350,7 +350,7 @@ def neutral(rows: int) -> Rows:
 
 def merged(a: Rows, b: Rows) -> Rows:
     added = np.tile(_SUMS, len(a) // WIDTH)
-    with np.errstate(invalid="ignore"):  # -inf + -inf in a column that is not added up
+    with np.errstate(invalid="ignore"):  # -inf + -inf in a column merged by maximum
         return np.where(added, a + b, np.maximum(a, b))
 
 
@@ -397,7 +397,7 @@ class RangeNodes:
             "many": np.array([_EXACT_IN_FLOAT]),
             "no_count": np.zeros(1),
         }
-        self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
+        self._constants = {name: head.constant(np.asarray(value)) for name, value in values.items()}
 
     def row(self, nodes: NodeBuilder, name: str) -> str:
         """Append the nodes of the row of the tensor `name`; return the row.
@@ -406,38 +406,38 @@ class RangeNodes:
         ReduceMin on the CPU may ignore NaN; only ReduceSum detects it reliably. For an empty tensor, the maximum is
         -infinity and the minimum infinity.
         """
-        a = nodes.op("Reshape", nodes.op("Abs", name), self._known["flat"])
+        a = nodes.op("Reshape", nodes.op("Abs", name), self._constants["flat"])
         n = nodes.op("Shape", a)
-        number, largest, apart = nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a), self._nonzero(nodes, a)
-        least = _reduced(nodes, "ReduceMin", apart)
+        number, largest, nonzero = nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a), self._nonzero(nodes, a)
+        smallest = _reduced(nodes, "ReduceMin", nonzero)
         limits = ((_reduced(nodes, "ReduceSum", a), "infinity"), (largest, "overflows"), (n, "many"))
-        tests = [nodes.op("Less", value, self._known[limit]) for value, limit in limits]
-        dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", least, self._known["survives"])])
+        tests = [nodes.op("Less", value, self._constants[limit]) for value, limit in limits]
+        dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", smallest, self._constants["survives"])])
 
         def one_count(branch: NodeBuilder) -> str:
-            normal = number if self._all_normal else self._above(branch, apart, "normal", self._dtype)
-            return self._joined(branch, [number] * 4 + [normal], largest, least)
+            normal = number if self._all_normal else self._above(branch, nonzero, "normal", self._dtype)
+            return self._joined(branch, [number] * 4 + [normal], largest, smallest)
 
         return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
 
     def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
         """Return the row of a tensor with any values, including NaN, infinities, overflow and underflow."""
         counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
-        finite = nodes.op("Where", nodes.op("Less", a, self._known["infinity"]), a, self._known["zero"])
-        least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
-        return self._joined(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), least)
+        finite = nodes.op("Where", nodes.op("Less", a, self._constants["infinity"]), a, self._constants["zero"])
+        smallest = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
+        return self._joined(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), smallest)
 
     def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
-        return nodes.op("Where", nodes.op("Greater", a, self._known["zero"]), a, self._known["infinity"])
+        return nodes.op("Where", nodes.op("Greater", a, self._constants["zero"]), a, self._constants["infinity"])
 
     def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
-        ones = nodes.cast(nodes.op("Greater", a, self._known[name]), counted_in)
+        ones = nodes.cast(nodes.op("Greater", a, self._constants[name]), counted_in)
         return nodes.cast(_reduced(nodes, "ReduceSum", ones), DType.DOUBLE)
 
-    def _joined(self, nodes: NodeBuilder, counts: list[str], largest: str, least: str) -> str:
-        none = [self._known["no_count"]] * (_ADDED - len(counts))
-        ends = (nodes.cast(end, DType.DOUBLE) for end in (largest, nodes.op("Neg", least)))
-        return nodes.op("Concat", *counts, *none, *ends, axis=0)
+    def _joined(self, nodes: NodeBuilder, counts: list[str], largest: str, smallest: str) -> str:
+        zeros = [self._constants["no_count"]] * (_ADDED - len(counts))
+        ends = (nodes.cast(end, DType.DOUBLE) for end in (largest, nodes.op("Neg", smallest)))
+        return nodes.op("Concat", *counts, *zeros, *ends, axis=0)
 
 
 def _reduced(nodes: NodeBuilder, op_type: str, name: str) -> str:

@@ -283,7 +283,7 @@ def _alike(reference: View, expected: ValueId, candidate: View, value: ValueId) 
         return a is None
     if a.kind == b.kind or {a.kind, b.kind} & (CASTS | {"Identity"}):
         return True
-    # A move of a value that the reference lacks: the conversion replaced the op before it by one of another layout.
+    # A move of a value missing in the reference: the conversion gave the op before it another layout.
     if b.kind in MOVES and candidate.value_name(b.operands[0]) not in reference.names:
         return True
     # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.
@@ -291,9 +291,9 @@ def _alike(reference: View, expected: ValueId, candidate: View, value: ValueId) 
 
 
 def _open(view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str], op_type: str = "Identity") -> Runner:
-    """Open the emulated model with these values as its outputs, or their shapes, and others as `inputs` by name.
+    """Open the emulated model with these values, or their shapes, as outputs, and with additional `inputs` by name.
 
-    Nothing is optimized, because fusion depends on the rest of the graph.
+    Optimization is off, because fusion depends on the rest of the graph.
     """
     proto: ModelProto = clone(view.model.proto)
     graph, stem = proto.graph, unused_prefix("tap/", view.names)
@@ -327,11 +327,11 @@ def _run(runner: Runner, batch: Mapping[str, Any] | Batch) -> list[Any]:
 def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress | None = None) -> dict[str, float]:
     """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
-    `reference`: a float32 model (of a half model its widened twin); `low`: a conversion of it. For a conversion by this
-    package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
+    `reference`: a float32 model, or the widened twin of a half model; `low`: a conversion of it. For a conversion by
+    this package, pass `converted.view.model` and `converted.result`; the names are then those of `converted.view.ops`.
     The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf
     if a value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
-    (`exact` in `ir/dataflow.py`) have no local error and are left out. `progress(done, total)` counts runs.
+    (`exact` in `ir/dataflow.py`) have no local error and are omitted. `progress(done, total)` counts runs.
     ModelError if no value of the two models matches.
     """
     pairing, errors = Pairing.of(reference, low, feed), dict[str, float]()

@@ -17,8 +17,8 @@ from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 FLUSHED_SHARE = 0.5
-"""Largest share of elements that may be flushed to zero where an op divides by them or takes their root or logarithm.
-For other ops, a flushed element is smaller than the rounding error of the largest element, so it does no harm."""
+"""Largest share of elements that may be flushed to zero if an op divides by them or takes their root or logarithm.
+For other ops, a flushed element is harmless: it is smaller than the rounding error of the largest element."""
 
 
 def misfits(
@@ -29,7 +29,7 @@ def misfits(
     The reason is "overflow", "underflow", "nonfinite" (the op itself produces infinity or NaN in float32) or "unseen"
     (no element was measured). `saturate`: values to skip, because the cast to the low type clamps them.
     """
-    to, found = DType.parse(ranges.to), dict[ValueId, Misfit]()
+    to, misfits_by_value = DType.parse(ranges.to), dict[ValueId, Misfit]()
     seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
@@ -48,31 +48,31 @@ def misfits(
         if misfit is None or (misfit.reason == reasons.NONFINITE and not _arises(view, value.id, seen)):
             continue
         if (made_low if misfit.inside else is_low)(view, coloring, value.id):
-            found[value.id] = misfit
-    return found
+            misfits_by_value[value.id] = misfit
+    return misfits_by_value
 
 
 def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
-    """Return the range of each value: its own, or the range of its source if it is an unmeasured copy.
+    """Return the range of each value, or of its source if it is an unmeasured copy.
 
-    Values that a fusion introduced were not measured. Such a value gets the merged range of the values that it is
-    selected from, or else of those that are selected from it, if it has no other readers.
+    Values introduced by a fusion were not measured. Such a value gets the merged range of the values that it is
+    selected from; otherwise, if it has no other readers, of the values that are selected from it.
     """
     flow, picks = Flow(view, COPIES), Flow(view, _PICKS)
     seen: dict[ValueId, Range] = {}
     for value in view.values:  # sources come first, except for loop-carried states
-        own = ranges.of(view, value.id)
-        if own is None:
+        range_ = ranges.of(view, value.id)
+        if range_ is None:
             walk = picks if _unmeasured(view, ranges, value.id) else flow
-            own = _merged([seen.get(s) for s in walk.sources(value.id) if view.constant(s) is None])
-        if own is not None:
-            seen[value.id] = own
+            range_ = _merged([seen.get(s) for s in walk.sources(value.id) if view.constant(s) is None])
+        if range_ is not None:
+            seen[value.id] = range_
     for value in reversed(view.values):
         if value.id not in seen and _unmeasured(view, ranges, value.id):
             results = list(picks.results(value.id))
-            own = _merged([seen.get(r) for r in results]) if len(results) == len(view.uses[value.id]) else None
-            if own is not None:
-                seen[value.id] = own
+            range_ = _merged([seen.get(r) for r in results]) if len(results) == len(view.uses[value.id]) else None
+            if range_ is not None:
+                seen[value.id] = range_
     return seen
 
 
@@ -122,7 +122,7 @@ def _sum_misfit(view: View, value: ValueId, size: float, to: DType) -> Misfit | 
 
 
 def _magnified(view: View) -> Collection[ValueId]:
-    """Return the values with significant small elements: a root, logarithm or division reads them or a moved copy."""
+    """Return the values with significant small elements, as read by a root, logarithm or division, even as a copy."""
     starts = (
         value
         for op in view.ops

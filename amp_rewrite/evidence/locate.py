@@ -36,7 +36,7 @@ class Located(Result):
         fed: the data.
         low: the low type.
         rows: one per compared op.
-        first_jump: first op with an accumulated error over `JUMP` times the largest error of its inputs, or epsilon.
+        first_jump: first op with an accumulated error over `JUMP` times the larger of epsilon and its inputs' errors.
         matched: floating values of the candidate that match a value of the reference.
         matchable: floating values of the candidate.
         notes: caveats.
@@ -64,7 +64,7 @@ class Located(Result):
         return tuple(sorted(with_error, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
-        """Return text: the first jump, then the `top` ops with the largest local error; it ends with a newline."""
+        """Return the first jump and the `top` ops with the largest local error as text, ending with a newline."""
         facts = (
             ("reference", self.reference),
             ("candidate", f"{self.candidate}: {self.low}{'' if self.low == DType.FLOAT.spelling else ' emulated'}"),
@@ -169,17 +169,17 @@ def _errors_by_op(pairing: Pairing, accumulated: Errors, local: Errors) -> dict[
     for op, values in sorted(by_op.items()):
         counterpart = reference.producer(pairing.measured[values[0]]) or view.ops[op]
         errors = [accumulated[v] for v in values]
-        own = [local[v] for v in values if v in local]
+        local_stats = [local[v] for v in values if v in local]
         unmeasured = 0.0 if pairing.is_low(op) and not pairing.rounds(view.ops[op]) else None
         errors_by_op[op] = OpErrors(
             counterpart.name,
             view.ops[op].kind,
             pairing.low.spelling if pairing.is_low(op) else "float32",
-            max((error.error(pairing.low.tiny) for error in own), default=unmeasured),
+            max((error.error(pairing.low.tiny) for error in local_stats), default=unmeasured),
             max(error.error(pairing.low.tiny) for error in errors),
             max(error.max_abs or (math.inf if error.lost else 0.0) for error in errors),
             max(error.absmax for error in errors),
-            any(error.lost for error in own),
+            any(error.lost for error in local_stats),
         )
     return errors_by_op
 
@@ -206,6 +206,6 @@ def _table(rows: Sequence[OpErrors]) -> list[str]:
 
 
 def _cells(row: OpErrors) -> tuple[str, ...]:
-    own = "-" if row.own is None else f"{row.own:.2g}"
-    numbers = (own, f"{row.accumulated:.2g}", f"{row.max_abs:.3g}", f"{row.absmax:.3g}")
+    local = "-" if row.own is None else f"{row.own:.2g}"
+    numbers = (local, f"{row.accumulated:.2g}", f"{row.max_abs:.3g}", f"{row.absmax:.3g}")
     return row.op, row.kind, row.dtype, *numbers, "overflows" if row.overflows else ""

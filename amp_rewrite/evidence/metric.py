@@ -19,7 +19,7 @@ from amp_rewrite.settings.request import CRITERION, STARTS
 
 
 def cosine(a: Array, b: Array) -> float:
-    """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both arrays are all zeros, 0 if only one is."""
+    """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both arrays are zero, 0 if only one is."""
     a, b = _scaled_down(a, b)
     if not a.any() and not b.any():
         return 1.0
@@ -87,7 +87,7 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     """Return the criterion for a tolerance, for rtol and/or atol, or for a metric with its bound; there is no default.
 
     `tolerance` is the bound of the metric "scaled". `metric`: a name in MEASURES with its bound, as in "cosine=0.999".
-    Raise PolicyError, saying what to pass, for none of them, for two of them, and for an invalid bound.
+    Raise PolicyError if none or two of them are passed, or a bound is invalid.
     """
     given: dict[str, Any] = {name: value for name in CRITERION if (value := keywords.get(name)) is not None}
     if not given:
@@ -181,16 +181,16 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
     with np.errstate(all="ignore"):
         alike = (a == b) | (np.isnan(a) & np.isnan(b) & equal_nan)
         error = units = np.abs(x - y)
-        if by.name == ALLCLOSE:  # error relative to the allowed one; if none is allowed, 0 or infinity
+        if by.name == ALLCLOSE:  # error relative to the allowed error; 0 or infinity if none is allowed
             allowed = by.atol + by.rtol * np.abs(x)
             units = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
         if x.size:
             at = int(np.flatnonzero(finite.reshape(-1))[units.argmax()])
-            known = replace(difference, compared=x.size, max_abs=float(error.max()), scaled=scaled(x, y))
-            difference = _at(known, a, b, at)
-        odd = np.flatnonzero(~(finite | alike).reshape(-1))
-        if odd.size:
-            return _at(replace(difference, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
+            compared = replace(difference, compared=x.size, max_abs=float(error.max()), scaled=scaled(x, y))
+            difference = _at(compared, a, b, at)
+        unequal = np.flatnonzero(~(finite | alike).reshape(-1))
+        if unequal.size:
+            return _at(replace(difference, ok=False, because=_not_finite(a, b, unequal)), a, b, int(unequal[0]))
         if not x.size:
             return replace(difference, because="no value is finite, and all agree" if a.size else "no elements")
         if by.name == ALLCLOSE:
@@ -239,8 +239,8 @@ def differences(
     elif a is None and b is None:
         yield part, Difference(0, True, "no value on either side", compared=1)
     elif isinstance(a, dict) and isinstance(b, dict):
-        found = _by_key([a], [b], by, equal_nan)
-        yield part, replace(found, where=found.where[1:] if found.where else None)
+        difference = _by_key([a], [b], by, equal_nan)
+        yield part, replace(difference, where=difference.where[1:] if difference.where else None)
     elif not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
         yield part, Difference(0, False, f"the reference gives {_container(a)}, the candidate {_container(b)}")
     elif not a:
@@ -264,10 +264,10 @@ def _by_key(a: Maps, b: Maps, by: Criterion, equal_nan: bool) -> Difference:
             return Difference(len(places), False, f"the key {key!r} of map {place}{more} is missing {side}")
     rows = (len(a), -1) if uniform else (-1,)
     x, y = (np.array([maps[place][key] for place, key in places]).reshape(rows) for maps in (a, b))
-    found = compare(x, y, by, equal_nan=equal_nan)
-    if found.where is None:
-        return found
-    return replace(found, where=places[int(np.ravel_multi_index([int(i) for i in found.where], x.shape))])
+    difference = compare(x, y, by, equal_nan=equal_nan)
+    if difference.where is None:
+        return difference
+    return replace(difference, where=places[int(np.ravel_multi_index([int(i) for i in difference.where], x.shape))])
 
 
 def _container(value: Given) -> str:

@@ -36,9 +36,9 @@ from amp_rewrite.settings.choices import Target, target_of
 class Device:
     """Execution provider and emulation of a model's runs.
 
-    `provider`: the required provider; None means WebGPU for a model of that target, else CUDA, else the CPU, whichever
-    opens first. `emulate`: run low ops as float32 ops with rounding; by default only
-    if no provider with low types opens.
+    `provider`: the required provider; None means the first of CUDA and the CPU that opens, or WebGPU for a model with
+    that target. `emulate`: run low ops as float32 ops with rounding; by default only if no provider with low types
+    opens.
     """
 
     provider: str | None = None
@@ -64,8 +64,8 @@ def usual_provider(named: str | None) -> str:
 
 def session_on(provider: str, threads: int = 0, options: Mapping[str, str] | None = None) -> SessionOptions:
     """Return the options of a session on a provider. `options`: options of the provider itself."""
-    providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
-    return SessionOptions(providers=providers, provider_options=own, channels_last=True, threads=threads)
+    providers, by_provider = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
+    return SessionOptions(providers=providers, provider_options=by_provider, channels_last=True, threads=threads)
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:
@@ -106,7 +106,7 @@ def name_of(model: object, default: str) -> str:
 
 
 def unrolled(feed: Feed, model: Model) -> Feed:
-    """Return a feed with one batch per run: add the states from runs of a float32 model to its batches."""
+    """Return a feed with one batch per run; a float32 model computes the states."""
     back = feed.feedback
     if back is None:
         return feed
@@ -127,7 +127,7 @@ def low_types(model: Model) -> tuple[str, ...]:
 
 
 def written_out(model: Model) -> Model:
-    """Decompose the operators of a float32 model that lack a CPU kernel."""
+    """Decompose the operators without a CPU kernel in a float32 model."""
     bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
     lacking = any(node.op_type in CUDA_ONLY for body in bodies for node in all_nodes(body))
     return emulate(model, rounding=False, io="float32") if lacking else model
@@ -154,7 +154,7 @@ def _draws(view: View, op: Op) -> bool:
 
 
 def casting_in_graph(model: Model) -> Model:
-    """Replace pending casts of weights by Cast nodes with the same results.
+    """Replace pending casts of weights with Cast nodes of the same results.
 
     A pending cast must finish, in memory or in a file, before the model opens. A Cast node runs when the weight is
     read, and for a lookup table it casts only the gathered rows. Where a pending cast saturates, a Cast node would
@@ -233,7 +233,7 @@ def opening(model: Model) -> Model:
 
 
 def _stored(model: Model, tensor: TensorProto) -> TensorProto | None:
-    """Return the weight in its stored type if a Cast node can replace its pending cast, else None."""
+    """Return the weight in its stored type; None if no Cast node can replace its pending cast."""
     if not is_stub(tensor):
         return None
     place, to = source(tensor), DType.of(tensor.data_type)

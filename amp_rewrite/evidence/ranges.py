@@ -51,7 +51,7 @@ class Ranges(Result):
 
     Attributes:
         to: "float16" or "bfloat16".
-        values: range of each floating tensor, by name; in a body, the body's path and a colon precede the name.
+        values: range of each floating tensor, by name; in a body, after the body's path and a colon.
         batches: number of batches.
         origin: source of the data.
         random: True for random data.
@@ -104,8 +104,8 @@ class Ranges(Result):
         """
         from amp_rewrite.files.fingerprint import fingerprint
 
-        own = fingerprint(model)
-        for what, mine, theirs in (("graph", self.graph, own.graph), ("weights", self.weights, own.weights)):
+        actual = fingerprint(model)
+        for what, mine, theirs in (("graph", self.graph, actual.graph), ("weights", self.weights, actual.weights)):
             if mine != theirs:
                 fault = f"{what} {mine[:12]} and {theirs[:12]} differ"
                 name = f", {self.model}" if self.model else ""
@@ -158,7 +158,7 @@ class Ranges(Result):
         return cls.from_json(content, str(path))
 
     def text(self, *, top: int | None = None) -> str:
-        """Return a summary and a table, by default of all values: those with infinity or NaN first, then by absmax."""
+        """Return a summary and a table of the `top` values (by default all): infinity and NaN first, then by absmax."""
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
         random = "; random data is not real data" if self.random else ""

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 EMULATED = "emulated"
 """Word in the description of an emulated run."""
 
-_MAX_KEPT = 1 << 30
-"""Maximum bytes of outputs kept in memory between runs; others are computed again."""
+_MAX_CACHED = 1 << 30
+"""Maximum bytes of outputs cached between runs; others are computed again."""
 
 Progress = Callable[[int, int], None]
 
@@ -64,7 +64,7 @@ def verify(
 ) -> Verdict:
     """Compare the outputs of the candidate `b` with those of the reference `a`.
 
-    The criterion has no default: give `tolerance`, `rtol` and/or `atol`, or a `metric`. Only one batch is in memory at
+    The criterion has no default: pass `tolerance`, `rtol` and/or `atol`, or a `metric`. Only one batch is in memory at
     a time.
 
     Args:
@@ -74,7 +74,7 @@ def verify(
             model gets its own states.
         outputs: names of the outputs to compare; by default all.
         equal_nan: accept NaN on both sides.
-        emulate: run low ops as float32 ops with rounding; None means unless CUDA opens, since the CPU does not round.
+        emulate: run low ops as float32 ops with rounding; by default unless CUDA opens, since the CPU does not round.
         provider: the required provider; None means WebGPU for a model converted for it, else CUDA, else the CPU.
         progress: called as `progress(done, total)` after each batch.
         **near: the criterion, as one of the options below.
@@ -149,14 +149,14 @@ def verdict_of(
 class Side:
     """One of the two models, opened in a session, with a description of its runs.
 
-    `kept`: cached outputs by run; None to cache nothing.
+    `cache`: outputs by run; None to cache nothing.
     """
 
     ran: ModelRun
     model: Model
     runner: Runner
     notes: tuple[str, ...]
-    kept: dict[int, Mapping[str, Given]] | None = None
+    cache: dict[int, Mapping[str, Given]] | None = None
 
     @classmethod
     def of(cls, source: object, name: str, device: Device, *, keeps: bool = False, valid: bool = False) -> Side:
@@ -180,15 +180,15 @@ class Side:
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str]) -> Mapping[str, Given]:
         """Return the outputs of a run, with the batch cast to the model's input types; all outputs if cached."""
-        if self.kept is not None and number in self.kept:
-            return self.kept[number]
+        if self.cache is not None and number in self.cache:
+            return self.cache[number]
         arrays = {name: array for name, array in batch.items() if name in self.inputs}
         inputs = next(iter(Feed.of(arrays, self.model, allow_nonfinite=True)))
-        results = self.runner.run(inputs, outputs if self.kept is None else None)
-        if self.kept is not None:
-            sizes = (getattr(value, "nbytes", 0) for run in (results, *self.kept.values()) for value in run.values())
-            if sum(sizes) <= _MAX_KEPT:
-                self.kept[number] = results
+        results = self.runner.run(inputs, outputs if self.cache is None else None)
+        if self.cache is not None:
+            sizes = (getattr(value, "nbytes", 0) for run in (results, *self.cache.values()) for value in run.values())
+            if sum(sizes) <= _MAX_CACHED:
+                self.cache[number] = results
         return results
 
     @property
@@ -286,7 +286,7 @@ class FedData:
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
-    """Verdict on the outputs of a candidate against those of a reference, with the reason.
+    """Verdict on a candidate's outputs against a reference's, with the reason.
 
     It is `ok` only if every row is ok, every output has at least one compared value, and there are no `refusals`.
 
@@ -349,7 +349,7 @@ class Verdict(Result):
     def worst(self) -> tuple[OutputRow, ...]:
         """Worst row of each output: a failure without a score first, then by score."""
         rows = [[row for row in self.rows if row.output == output] for output in self.outputs]
-        return tuple(max(own, key=lambda row: _badness(self.criterion, row.difference)) for own in rows)
+        return tuple(max(group, key=lambda row: _badness(self.criterion, row.difference)) for group in rows)
 
     @property
     def largest(self) -> float | None:
@@ -364,7 +364,7 @@ class Verdict(Result):
 
     @property
     def reached(self) -> str:
-        """Sentence with a tolerance that a failed candidate would pass, or "" if it has other faults or a metric."""
+        """Sentence with a tolerance a failed candidate would pass; "" if it has other faults or a metric."""
         failed = [row.difference.score for row in self.rows if not row.difference.ok]
         largest = self.largest or math.inf
         if not failed or None in failed or largest > _MAX_ROUNDING or self.criterion.name not in (ALLCLOSE, "scaled"):
@@ -491,7 +491,7 @@ def _json(value: object) -> str:
 
 
 def plain_json(value: object) -> object:
-    """Replace infinities and NaN by strings, in nested dictionaries too."""
+    """Replace infinities and NaN with strings, also in nested dictionaries."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Batches for a model: the user's data, checked against the model's inputs, or random data.
 
-An array is accepted unchanged, cast if the cast loses no value, or rejected with a message that says what to give.
+An array is accepted unchanged, cast if the cast loses no value, or rejected with advice on what to pass.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NO_BATCH = "the data contains no batch; give at least one"
 class Feed:
     """Batches for one model, for any number of iterations; each batch is checked as it is read.
 
-    With feedback, there is one batch per run; every run of a sequence except the first gets the states of the run
-    before.
+    With feedback, there is one batch per run; every run of a sequence except the first gets the states of the
+    previous run.
 
     Attributes:
         origin: description of the source and the feedback, for reports.
@@ -104,7 +104,7 @@ class Feed:
         The data are one batch, an iterable of batches, a callable that returns a new iterable of batches at each call
         (such as a generator function), a Feed, or a path. A batch is a mapping from input names to arrays, an array
         (for the only input), or a tuple of arrays in the order of the inputs without a default; arrays after those,
-        such as labels, are left out. An array is a numpy array, a torch tensor on any device, or an object that numpy
+        such as labels, are ignored. An array is a numpy array, a torch tensor on any device, or an object that numpy
         converts to an array. A list of arrays is a list of batches. An iterable, such as a DataLoader, must return the
         same batches in each pass. A path names
 
@@ -126,7 +126,7 @@ class Feed:
             steps: with feedback, runs per batch, each batch a sequence; None means that all batches form one sequence.
 
         Raises:
-            FeedError: names, types or sizes do not fit, there is no batch, or a file is damaged; it says what to give.
+            FeedError: names, types or sizes do not fit, there is no batch, or a file is damaged.
         """
         ports = tuple(replace(port, extra=extra_axes.get(port.name)) for port in input_ports(model))
         back = Feedback.of(feedback, steps, model)
@@ -171,24 +171,24 @@ class Feed:
         Raises:
             FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
         """
-        asked = Drawing(batches, shapes or {}, int_ranges or {}, seed)
-        return cls.drawn(model, asked, Feedback.of(feedback, steps, model))
+        options = Drawing(batches, shapes or {}, int_ranges or {}, seed)
+        return cls.drawn(model, options, Feedback.of(feedback, steps, model))
 
     @classmethod
-    def drawn(cls, model: Model, asked: Drawing, back: Feedback | None = None) -> Feed:
+    def drawn(cls, model: Model, options: Drawing, back: Feedback | None = None) -> Feed:
         """Return random batches as `randomly` does, with all options of a Drawing.
 
         Args:
             model: the model to feed.
-            asked: number, shapes and distribution of the batches.
+            options: number, shapes and distribution of the batches.
             back: outputs that become inputs of the next run.
 
         Raises:
             FeedError: as for `randomly`.
         """
         ports = input_ports(model)
-        origin, source = drawn([port for port in ports if port.required], asked)
-        return cls(origin, True, back, (), ports, source, asked.batches)._begun()
+        origin, source = drawn([port for port in ports if port.required], options)
+        return cls(origin, True, back, (), ports, source, options.batches)._begun()
 
     def _begun(self) -> Feed:
         """Check the first batch, and return the feed with its notes and checksum. Raise FeedError if it is invalid."""
@@ -215,11 +215,11 @@ class Feed:
 
 def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
     """Return the names without an input, if the batch feeds every input and they do not resemble an input's name."""
-    known = {port.name for port in ports}
-    if not isinstance(first, Mapping) or not known <= first.keys():
+    inputs = {port.name for port in ports}
+    if not isinstance(first, Mapping) or not inputs <= first.keys():
         return frozenset()
-    extra = frozenset(name for name in first if name not in known)
-    return frozenset() if any(nearest(str(name), known) for name in extra) else extra
+    extra = frozenset(name for name in first if name not in inputs)
+    return frozenset() if any(nearest(str(name), inputs) for name in extra) else extra
 
 
 def _mark(batch: Batch) -> int:
@@ -237,7 +237,7 @@ _MARKED = 4096
 def _checked(
     raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool, ignored: Collection[str] = ()
 ) -> tuple[Batch, tuple[str, ...]]:
-    """Return a batch cast to the input types, and notes on its casts. `ignored`: names to leave out."""
+    """Return a batch cast to the input types, and notes on its casts. `ignored`: names to ignore."""
     place = f"batch {number}"
     raw, note = named(raw, ports, place)
     _check_names(raw, ports, place, ignored)

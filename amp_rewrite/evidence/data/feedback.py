@@ -24,7 +24,7 @@ _MAX_NAMES = 8  # in an error message
 class Feedback:
     """Pairs of an output and the input that it becomes in the next run.
 
-    `steps`: runs per batch, each batch a sequence of its own; None means that all batches are the steps of one
+    `steps`: runs per batch, each batch its own sequence; None means that all batches are the steps of one
     sequence. `ports`: the inputs of the model, by name.
     """
 
@@ -79,7 +79,7 @@ class Feedback:
         return (run, None) if self.steps is None else divmod(run, self.steps)
 
     def inputs(self, run: int, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs of a run: the batch, with the states of the run before unless the run begins a sequence."""
+        """Return the inputs of a run: the batch, with the previous run's states unless the run begins a sequence."""
         begins = run == 0 if self.steps is None else run % self.steps == 0
         return batch if begins else {**batch, **{into: outputs[out] for out, into in self.pairs}}
 
@@ -94,7 +94,7 @@ class Feedback:
             yield batch
 
     def _zeros(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return zeros for the required states missing in a batch; its arrays give the sizes of free dimensions."""
+        """Return zeros for the required states missing in a batch; its arrays fix the sizes of free dimensions."""
         sizes: dict[int | str | None, int] = {}
         for name, array in batch.items():
             sizes |= dict(zip(self.ports[name].shape or (), getattr(array, "shape", ()), strict=False))
@@ -154,7 +154,7 @@ def option_values(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str
 
 
 def expand(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of "OUT=IN". A * in OUT matches any text, and the * in IN stands for the same text.
+    """Yield the pairs of "OUT=IN". A * in OUT matches any text, and the * in IN is replaced with it.
 
     Raise FeedError for an invalid form, and for a pattern without a match.
     """

@@ -30,7 +30,7 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.runtime.ports import Port
 
 Raw = Mapping[str, Any]
-"""A batch by input name, not checked yet."""
+"""An unchecked batch by input name."""
 Source = Callable[[], Iterator[object]]
 
 _Reader = Callable[[], Raw]
@@ -78,7 +78,7 @@ def _called(data: Callable[[], object]) -> Iterator[object]:
 # -- files ---------------------------------------------------------------------------------------------------
 
 LIMIT = 1 << 32
-"""Limit on the bytes of one batch in a file."""
+"""Maximum bytes of one batch in a file."""
 _KINDS = "name a .npz file, or a folder of .npz files"
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, LookupError, ArithmeticError, MemoryError),
@@ -114,7 +114,7 @@ def _of_npz(path: Path, known: Collection[str]) -> list[_Reader]:
 
 
 def _read(archive: Npz, names: Mapping[str, str], known: Collection[str]) -> Raw:
-    return {**dict.fromkeys(names), **archive.read({own: name for own, name in names.items() if own in known}, LIMIT)}
+    return {**dict.fromkeys(names), **archive.read({key: name for key, name in names.items() if key in known}, LIMIT)}
 
 
 class Npz:
@@ -181,7 +181,7 @@ def is_array(value: object) -> bool:
 
 
 def as_array(value: object) -> Any:
-    """Return a value as a numpy array of its own type; a torch tensor is detached and copied to the CPU."""
+    """Return a value as a numpy array of the same type; a torch tensor is detached and copied to the CPU."""
     if type(value).__module__.partition(".")[0] != "torch" or not is_array(value):
         return np.asarray(value)
     torch, tensor = sys.modules["torch"], value.detach().cpu()  # type: ignore[attr-defined]
@@ -191,14 +191,14 @@ def as_array(value: object) -> Any:
 
 
 NOT_FED = "not fed: the model has no other input"
-"""End of a note on arrays that are left out."""
+"""End of a note on ignored arrays."""
 
 
 def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]:
-    """Return a batch by input name, and a note on arrays left out, or "".
+    """Return a batch by input name, and a note on ignored arrays, or "".
 
-    Arrays without names belong to the inputs without a default, in order. Additional arrays, such as labels, are left
-    out if the model has no other input. Raise FeedError, with a message that begins with `where`, for other batches.
+    Arrays without names belong to the inputs without a default, in order. Additional arrays, such as labels, are
+    ignored if the model has no other input. Raise FeedError for other batches; its message begins with `where`.
     """
     if isinstance(batch, Mapping):
         return batch, ""
@@ -241,34 +241,34 @@ class Drawing:
     limit: int = LIMIT
 
 
-def drawn(ports: Sequence[Port], asked: Drawing) -> tuple[str, Source]:
+def drawn(ports: Sequence[Port], options: Drawing) -> tuple[str, Source]:
     """Return the origin of random batches, and their source."""
-    if asked.batches < 1:
-        raise FeedError(f"{asked.batches} random batches requested; request at least one")
-    if asked.seed < 0:
-        raise FeedError(f"the seed {asked.seed} is negative; use a whole number of 0 or more")
+    if options.batches < 1:
+        raise FeedError(f"{options.batches} random batches requested; request at least one")
+    if options.seed < 0:
+        raise FeedError(f"the seed {options.seed} is negative; use a whole number of 0 or more")
     assumed = dict[str, int]()
-    shaped = _drawn_shapes(ports, asked, assumed)
-    _check_ranges(ports, asked.int_ranges)
+    shaped = _drawn_shapes(ports, options, assumed)
+    _check_ranges(ports, options.int_ranges)
 
     def source() -> Iterator[Raw]:
-        generator = np.random.default_rng(asked.seed)
-        for _ in range(asked.batches):
-            yield {port.name: _drawn(generator, port, shaped[port.name], asked) for port in ports}
+        generator = np.random.default_rng(options.seed)
+        for _ in range(options.batches):
+            yield {port.name: _drawn(generator, port, shaped[port.name], options) for port in ports}
 
-    stated = [f"random, seed {asked.seed}", *([] if asked.scale == 1 else [f"deviation {asked.scale:g}"])]
+    stated = [f"random, seed {options.seed}", *([] if options.scale == 1 else [f"deviation {options.scale:g}"])]
     return ", ".join((*stated, *(f"{name} = {size}" for name, size in assumed.items()))), source
 
 
-def _drawn_shapes(ports: Sequence[Port], asked: Drawing, assumed: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    _check_known(asked.shapes, ports, "shape")
+def _drawn_shapes(ports: Sequence[Port], options: Drawing, assumed: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    _check_known(options.shapes, ports, "shape")
     shapes = {}
     for port in ports:
         drawable = port.dtype not in (None, DType.STRING) and (port.dtype.floating or port.dtype.numpy.kind in "biu")
         if port.container != TENSOR or not drawable:
             what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
             raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
-        shape = asked.shapes[port.name] if port.name in asked.shapes else _assumed(port, assumed, asked.free)
+        shape = options.shapes[port.name] if port.name in options.shapes else _assumed(port, assumed, options.free)
         stated = "no shape" if port.shape is None else f"the shape {port.dims}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
@@ -277,8 +277,8 @@ def _drawn_shapes(ports: Sequence[Port], asked: Drawing, assumed: dict[str, int]
             raise FeedError(f"input {port.name!r} has {stated}; give all sizes, as in {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if len(sizes) > MAX_AXES or math.prod(max(1, size) for size in sizes) * 8 > asked.limit:
-            most = f"at most {MAX_AXES} axes and {asked.limit} bytes"
+        if len(sizes) > MAX_AXES or math.prod(max(1, size) for size in sizes) * 8 > options.limit:
+            most = f"at most {MAX_AXES} axes and {options.limit} bytes"
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large; use {most}")
         shapes[port.name] = sizes
     return shapes
@@ -297,7 +297,7 @@ def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int
 
     The first axis counts as the batch axis unless its name says otherwise. Return None if a size remains unknown.
     """
-    sizes, own = [], dict[str, int]()
+    sizes, added = [], dict[str, int]()
     for axis, dim in enumerate(port.shape or ()):
         if isinstance(dim, int):
             sizes.append(dim)
@@ -306,9 +306,9 @@ def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int
         size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else free)
         if size is None:
             return None
-        own[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
+        added[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
         sizes.append(size)
-    assumed.update(own)
+    assumed.update(added)
     return tuple(sizes) if port.shape is not None else None
 
 
@@ -331,14 +331,14 @@ def _check_known(names: Iterable[str], ports: Sequence[Port], what: str) -> None
             raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {hint}")
 
 
-def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], asked: Drawing) -> Array:
+def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], options: Drawing) -> Array:
     assert port.dtype is not None
     dtype = port.dtype.numpy
     if port.dtype is DType.BOOL:
         return generator.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
-        return generator.integers(*asked.int_ranges.get(port.name, _DEFAULT_INTS), shape, dtype=dtype)
-    return (generator.standard_normal(shape) * asked.scale).astype(dtype)
+        return generator.integers(*options.int_ranges.get(port.name, _DEFAULT_INTS), shape, dtype=dtype)
+    return (generator.standard_normal(shape) * options.scale).astype(dtype)
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
