@@ -1,10 +1,9 @@
-"""Makes every fixture of this folder: `python tests/models/export.py [NAME …]`.
+"""Write every model of this folder: `python tests/models/export.py [NAME …]`.
 
-Needs torch 2.13 and transformers 5. Weights are random and seeded, sizes are
-tiny. Each model is exported with torch's dynamo exporter or its TorchScript exporter, stripped of stack traces
-and doc strings (they carry paths of the machine), and kept only if onnxruntime's CPU provider reproduces what
-torch computed. Beside it lies an `.npz` with one batch: `input/NAME` and `output/NAME`, all outputs as torch
-computed them.
+Needs torch 2.13 and transformers 5. Weights are random and seeded, sizes are tiny. Each model is exported with torch's
+dynamo or TorchScript exporter, stripped of stack traces and doc strings (which contain the machine's paths), and only
+saved if onnxruntime's CPU provider reproduces torch's outputs. An `.npz` beside it has one batch: `input/NAME` and
+torch's `output/NAME`.
 """
 
 import argparse
@@ -29,14 +28,14 @@ SEED = 20
 VOCAB = 64
 HIDDEN = 32
 
-# Hugging Face's default of 0.02 gives activations so small that a broken model would pass for a rounded one.
+# Hugging Face's default of 0.02 gives activations so small that a broken model would look merely rounded.
 SPREAD = 0.15
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "intermediate_size": 64, "initializer_range": SPREAD}
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A module, what it is called with, and how its values are named."""
+    """A module with its inputs, names and dynamic axes."""
 
     module: nn.Module
     inputs: dict[str, Tensor]
@@ -46,7 +45,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """One file to make: which model, which exporter, which opset."""
+    """A file to write: its model, exporter and opset."""
 
     build: Callable[[], Built]
     exporter: str
@@ -166,7 +165,7 @@ class Llama(nn.Module):
 
 
 def llama(batch: int = 2) -> Built:
-    """Padded on the right: rows that see nothing at all have no defined answer, and torch and ONNX differ."""
+    """Padded on the right, because torch and ONNX differ on rows without a visible token."""
     mask = torch.ones(batch, 10, dtype=torch.int64)
     mask[-1, 7:] = 0
     inputs = {"input_ids": torch.randint(0, VOCAB, (batch, 10)), "attention_mask": mask}

@@ -1,4 +1,4 @@
-"""Pages in a headless Chromium: what they report, ask for and show."""
+"""Pages in a headless Chromium: their errors, requests, dialogs and content."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ WIDE, NARROW = 1400, 390
 
 @dataclass
 class Visit:
-    """A page that is open, and what happened to it: errors on its console, addresses it asked for, dialogs."""
+    """An open page with its console errors, requested addresses and dialogs."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Visit:
 
     @property
     def quiet(self) -> bool:
-        """True if the page reported no error, opened no dialog and asked for nothing but itself."""
+        """True if the page reported no error, opened no dialog and requested only itself."""
         return not self.errors and not self.dialogs and len(self.requests) == 1
 
 
@@ -33,7 +33,7 @@ Visiting = Callable[..., Visit]
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Yield a headless Chromium; skip without one, or without Playwright."""
+    """Yield a headless Chromium; skip the test without Chromium or Playwright."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
@@ -45,7 +45,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(chromium: Any, tmp_path: Path) -> Iterator[Visiting]:
-    """Yield a function that writes a page to a file and opens it there."""
+    """Yield a function that opens a page from a file."""
     contexts = []
 
     def opened(html: str | Path, *, width: int = WIDE, dark: bool = False) -> Visit:
@@ -56,7 +56,7 @@ def visit(chromium: Any, tmp_path: Path) -> Iterator[Visiting]:
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         visit = Visit(context.new_page())
-        visit.page.on("console", lambda said: visit.errors.append(said.text) if said.type == "error" else None)
+        visit.page.on("console", lambda line: visit.errors.append(line.text) if line.type == "error" else None)
         visit.page.on("pageerror", lambda error: visit.errors.append(str(error)))
         visit.page.on("request", lambda request: visit.requests.append(request.url))
         visit.page.on("dialog", lambda dialog: (visit.dialogs.append(dialog.message), dialog.dismiss()))

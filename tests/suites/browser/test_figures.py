@@ -1,4 +1,4 @@
-"""Figures of measured results, in a browser: they open quietly, hold the numbers of the JSON and run nothing."""
+"""Figures of measured results in a browser: they open without errors, fit, and run no foreign script."""
 
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ KINDS = ("ranges", "locate", "verify", "repair", "diff", "explain", "doctor")
 
 @cache
 def results(evil: bool = False) -> dict[str, Result]:
-    """Results of each kind: of a model whose plain conversion gives NaN, or of one with hostile names."""
+    """Return results of each kind, for a model that overflows in float16 or for one with hostile names."""
     model: Any = MODEL
     with np.load(DATA) as arrays:
         data = dict(arrays)

@@ -1,7 +1,4 @@
-"""Pages of reports and differences in a browser.
-
-They open, show what the JSON holds, are operable by keyboard, and run no name.
-"""
+"""Pages of reports and diffs in a browser: content, keyboard control and safety from hostile names."""
 
 from collections import Counter
 from dataclasses import replace
@@ -36,7 +33,7 @@ def bert_page() -> str:
 
 
 def legend(visit: Visit) -> dict[str, int]:
-    """The counts beside the colors of the graph."""
+    """Return the counts beside the graph's colors."""
     keys = visit.page.locator("#graph .legend .key")
     return {key.get_attribute("data-class"): int(key.get_attribute("data-count")) for key in keys.all()}
 
@@ -113,12 +110,12 @@ def test_casts_are_drawn_on_edges_with_bytes_and_visited_in_turn(visit: Visiting
 
 def test_the_search_finds_names_and_types(visit: Visiting) -> None:
     visited = visit(bert_page())
-    wanted = [row.path for row in bert().report.rows if "softmax" in (row.op + row.path).lower()]
+    expected = [row.path for row in bert().report.rows if "softmax" in (row.op + row.path).lower()]
     find(visited, "softmax")
-    assert visited.page.locator(".found").inner_text() == f"1 of {len(wanted)}"
-    assert wanted[0] in details(visited)
+    assert visited.page.locator(".found").inner_text() == f"1 of {len(expected)}"
+    assert expected[0] in details(visited)
     visited.page.keyboard.press("Enter")
-    assert wanted[1] in details(visited)
+    assert expected[1] in details(visited)
 
 
 # -- keyboard, print, no script --------------------------------------------------------------------------
@@ -195,7 +192,7 @@ EVIL = (
 
 
 def hostile() -> Report:
-    """A report in which every text comes from an attacker."""
+    """Build a report with only hostile texts."""
     rows = tuple(
         Row(
             f"{evil}/{evil}{i}",
@@ -226,7 +223,7 @@ def hostile() -> Report:
 
 
 def walk(visited: Visit, ops: int) -> None:
-    """Open all that a page can show; nothing of it may be markup or a script."""
+    """Open everything on a page; none of it may be markup or a script."""
     page = visited.page
     page.get_by_role("button", name="Expand all scopes").click()
     for v in range(ops):
@@ -262,8 +259,8 @@ def test_a_page_runs_only_its_own_script_and_loads_nothing(visit: Visiting) -> N
 
 
 def large(rows: int, named: bool) -> Report:
-    """A report of a chain with a skip over two ops."""
-    made = tuple(
+    """Build a report of a chain with skips over two ops."""
+    chain = tuple(
         Row(
             f"/net/stage.{i // 1000}/layer.{i // 10}/Op_{i}" if named else f"op_{i}",
             "Tanh" if i % 10 == 9 else "MatMul",
@@ -275,7 +272,7 @@ def large(rows: int, named: bool) -> Report:
         )
         for i in range(rows)
     )
-    return replace(hostile(), model=Header("net", 8, {}, to="float16"), rows=made, casts=(), outputs=())
+    return replace(hostile(), model=Header("net", 8, {}, to="float16"), rows=chain, casts=(), outputs=())
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -295,7 +292,7 @@ def test_a_graph_of_many_ops_stays_small_on_screen(visit: Visiting, named: bool)
     assert visited.quiet, visited.errors
 
 
-# -- focus and turns -------------------------------------------------------------------------------------
+# -- wide names ------------------------------------------------------------------------------------------
 
 
 def test_wide_names_fit_their_boxes_and_are_cut_between_characters(visit: Visiting) -> None:
@@ -311,26 +308,26 @@ def test_wide_names_fit_their_boxes_and_are_cut_between_characters(visit: Visiti
     assert all(text.isprintable() and text.encode("utf-8") for text in texts.all_text_contents())
 
 
-# -- differences -----------------------------------------------------------------------------------------
+# -- diffs -----------------------------------------------------------------------------------------------
 
 
 @cache
 def lowered() -> Delta:
-    """A model against its conversion: ops lowered, added and removed, Casts added."""
+    """Compare a model with its conversion: ops lowered, added and removed, Casts added."""
     return diff(exported(BERT), convert(exported(BERT), fuse="basic"))
 
 
 @cache
 def kept() -> Delta:
-    """Two conversions of a model: few ops raised, with Casts around them."""
+    """Compare two conversions of a model: a few ops raised, with Casts around them."""
     return diff(convert(exported(BERT), fuse="basic"), convert(exported(BERT), fuse="basic", keep=["op=Add"]))
 
 
-@pytest.mark.parametrize(("made", "width", "dark"), [(lowered, WIDE, False), (kept, NARROW, True)])
+@pytest.mark.parametrize(("compare", "width", "dark"), [(lowered, WIDE, False), (kept, NARROW, True)])
 def test_the_page_of_a_diff_opens_without_errors_and_its_counts_are_right(
-    visit: Visiting, made: object, width: int, dark: bool
+    visit: Visiting, compare: object, width: int, dark: bool
 ) -> None:
-    delta = made()  # type: ignore[operator]
+    delta = compare()  # type: ignore[operator]
     visited = visit(delta.to_html(), width=width, dark=dark)
     assert visited.quiet, visited.errors
     assert visited.page.evaluate("document.documentElement.scrollWidth") <= width

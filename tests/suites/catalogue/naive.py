@@ -1,7 +1,7 @@
-"""The converter that one writes in an afternoon: every float tensor becomes float16, Casts at the edges.
+"""A converter written in an afternoon: every float tensor becomes float16, with Casts at the edges.
 
-It is what the catalogue is for: each of its shortcuts (one dictionary of initializers, names made from names,
-Casts of the main graph alone, types said once and not again) looks right on the first model that one tries.
+The catalogue shows its faults: each of its shortcuts (one dictionary of initializers, derived names, Casts only in the
+main graph, duplicate types updated in one place) looks right on the first model.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,11 @@ def naive(
     to: str = "float16",
     appends: bool = False,
 ) -> ModelProto:
-    """The model in half precision, its inputs and outputs in float32. `blocked`: op types that compute in
-    float32; `retargets`: whether Casts to float and the inputs of bodies state half as well;
-    `clamps`: whether weights are clamped to 10000 first; `appends`: whether Casts stand at the end of the graph,
-    and not where they are read and made."""
+    """Convert a model to half precision, except for inputs and outputs.
+
+    `blocked`: op types to compute in float32; `retargets`: also change Casts to float and the inputs of bodies;
+    `clamps`: clamp weights to 10000 first; `appends`: leave Casts at the end of the graph, unsorted.
+    """
     half = TensorProto.FLOAT16 if to == "float16" else TensorProto.BFLOAT16
     model = onnx.shape_inference.infer_shapes(source)
     graph = model.graph
@@ -85,7 +86,7 @@ def _lower(tensor: TensorProto, half: int, clamps: bool) -> None:
 
 
 def _rename(nodes: list[NodeProto], old: str, new: str, *, inputs: bool = True, outputs: bool = True) -> None:
-    for names in (names for n in nodes for names, wanted in ((n.input, inputs), (n.output, outputs)) if wanted):
+    for names in (names for n in nodes for names, chosen in ((n.input, inputs), (n.output, outputs)) if chosen):
         names[:] = [new if name == old else name for name in names]
 
 
@@ -94,7 +95,7 @@ def _cast(source: str, result: str, to: int, name: str) -> NodeProto:
 
 
 def _drop_pairs(graph: GraphProto) -> None:
-    """There and back is nowhere: a Cast of a Cast reads what the first one reads."""
+    """Let a Cast of a Cast read the first one's input."""
     source = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Cast"}
     for node in graph.node:
         if node.op_type == "Cast" and node.input[0] in source:
@@ -102,23 +103,23 @@ def _drop_pairs(graph: GraphProto) -> None:
 
 
 def _sort(graph: GraphProto) -> None:
-    """Every node of the graph behind those that it reads; what reads a value of a body, or itself, stays at the end."""
-    made = {name for node in graph.node for name in node.output}
-    left = [NodeProto() for _ in graph.node]
-    for copy, node in zip(left, graph.node, strict=True):
+    """Sort the nodes of the graph; readers of a body's values or of themselves stay at the end."""
+    results = {name for node in graph.node for name in node.output}
+    rest = [NodeProto() for _ in graph.node]
+    for copy, node in zip(rest, graph.node, strict=True):
         copy.CopyFrom(node)
     del graph.node[:]
     ready: set[str] = set()
-    while left:
-        at = next((at for at, node in enumerate(left) if _reads(node) & made <= ready), None)
+    while rest:
+        at = next((at for at, node in enumerate(rest) if _reads(node) & results <= ready), None)
         if at is None:
             break
-        ready.update(left[at].output)
-        graph.node.append(left.pop(at))
-    graph.node.extend(left)
+        ready.update(rest[at].output)
+        graph.node.append(rest.pop(at))
+    graph.node.extend(rest)
 
 
 def _reads(node: NodeProto) -> set[str]:
-    """What a node reads, and what its bodies read."""
+    """Return the inputs of a node and of its bodies."""
     inner = [n for a in node.attribute for g in _graphs(a.g) for n in g.node]
     return {name for n in (node, *inner) for name in n.input}

@@ -1,5 +1,6 @@
-"""Every class of failures: loud ones, at which a conversion dies or its result does not load, and silent ones, of which
-the result loads, runs, and is wrong or slow. docs/failures has a page for each class, and names what tests it.
+"""Classes of failures: loud ones, if the conversion or loading fails, and silent ones, with a wrong or slow result.
+
+docs/failures has a page for each class with its test.
 """
 
 import runpy
@@ -39,7 +40,7 @@ def test_naive_conversion_fails_on_every_case(case: Case) -> None:
 
 
 def test_the_pages_match_the_scripts_output() -> None:
-    """Red after an edit of failures.yaml: make pages."""
+    """After an edit of failures.yaml, run make pages."""
     folder = ROOT / "docs" / "failures"
     assert {path.name: path.read_text("utf-8") for path in folder.glob("*.md")} == TOOL["pages"]()
 
@@ -55,7 +56,7 @@ def test_every_class_has_a_case_or_its_own_test() -> None:
 
 
 def test_naive_conversion_fails_on_at_least_one_case_of_each_class() -> None:
-    """It survives what only other converters are known to fail on."""
+    """It succeeds only on rows on which other converters fail."""
     assert {case.row for case in CASES if case.fails} | APART == set(range(1, 61))
     assert {case.row for case in CASES if not case.fails} == {4, 11}
 
@@ -70,8 +71,8 @@ def test_names_on_the_pages_exist_and_belong_to_the_class() -> None:
 
 @pytest.mark.parametrize("number", [number for number, row in ROWS.items() if "seen" in row])
 def test_naive_conversion_fails_with_the_message_on_the_page(number: int) -> None:
-    said = [" ".join(text.split()) for case in CASES if case.row == number for text in of_naive(case)]
-    assert any(ROWS[number]["seen"] in text for text in said), said
+    messages = [" ".join(text.split()) for case in CASES if case.row == number for text in of_naive(case)]
+    assert any(ROWS[number]["seen"] in text for text in messages), messages
 
 
 def test_case_names_are_unique() -> None:

@@ -1,4 +1,4 @@
-"""Rows of the catalogue that are more than one model in memory: files, memory, value ranges, what people are told."""
+"""Rows of the catalogue beyond one model in memory: files, memory, value ranges, messages."""
 
 import subprocess
 import sys
@@ -52,12 +52,12 @@ def test_naive_conversion_forgets_the_sparse_weight() -> None:
     assert any("bound to different types" in text for text in objections.of_loading(naive(corpus.with_sparse_weight())))
 
 
-# -- 30, 36: weights in a file of their own -----------------------------------------------------------
+# -- 30, 36: external weights -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A chain of 8 products whose weights of 16 MiB each lie in another file."""
+    """Write a chain of 8 products with external weights of 16 MiB each."""
     return _chain(tmp_path / "model.onnx", 2048, 8)
 
 
@@ -100,7 +100,7 @@ MEASURE = """
 import re, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-def peak():  # of this program alone: ru_maxrss would count what the parent held before it
+def peak():  # of only this process: ru_maxrss includes the parent's peak
     return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 {prepare}
 before = peak()
@@ -119,7 +119,7 @@ NAIVE = MEASURE.format(
 
 
 def megabytes(script: str, folder: Path) -> int:
-    """By how much the peak memory of a process grows in a conversion."""
+    """Return the growth of a process's peak memory in a conversion."""
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder), str(ROOT), str(TESTS)], capture_output=True, text=True
     )
@@ -129,7 +129,7 @@ def megabytes(script: str, folder: Path) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_grows_with_the_model_only_in_naive_conversion(outside: Path) -> None:
-    """The model holds 128 MiB, its largest weight 16 MiB: three of those, and as much again for buffers."""
+    """The model has 128 MiB, its largest weight 16 MiB; the limit is three of those, doubled for buffers."""
     folder = outside.parent
     (folder / "small").mkdir()
     _chain(folder / "small" / "model.onnx", 8, 3)
@@ -149,7 +149,7 @@ def test_ops_already_in_half_precision_stay_unchanged(to: str) -> None:
     assert twice.model.SerializeToString() == once.SerializeToString()
 
 
-# -- 43: only data can tell ----------------------------------------------------------------------------
+# -- 43: overflows visible only in data ----------------------------------------------------------------
 
 RANGES = (
     Case(
@@ -212,7 +212,7 @@ RANGES = (
     ),
     Case(
         39,
-        "an instance norm of small changes on a large offset that a convolution makes",
+        "an instance norm of small changes on a large offset from a convolution",
         """g (float[1,2,8,8] x) => (float[1,2,8,8] y) {
             a = Conv (x, w)
             n = InstanceNormalization (a, scale, bias)
@@ -233,7 +233,7 @@ RANGES = (
 
 @every(RANGES)
 def test_an_overflow_visible_only_in_data_is_cured_by_keep(case: Case) -> None:
-    """Nothing in these graphs and constants tells them from harmless ones: they are lowered."""
+    """Graphs and constants look harmless, so the ops are lowered."""
     assert of_numbers(case, convert(case.model()).model) != []
     result = converted(case)
     assert of_result(case, result.model) == []
@@ -251,16 +251,16 @@ def test_bfloat16_cures_an_overflow_without_keep(case: Case) -> None:
     assert [text for text in of_numbers(case, after) if "finite" in text] == []
 
 
-# -- 53, 57: what the report says ----------------------------------------------------------------------
+# -- 53, 57: findings ----------------------------------------------------------------------------------
 
 
 def test_a_convolution_names_the_opset_that_bfloat16_needs() -> None:
     text = "g (float[1,1,4,4] x) => (float[1,1,4,4] y) { y = Conv (x, w) }"
     case = Case(57, "", text, weights={"w": (1, 1, 1, 1)}, fails="", options={"to": "bfloat16"})
-    few, finding = converted(case).report.findings
+    share, finding = converted(case).report.findings
     assert (finding.kind, finding.subject) == ("schema_gate", "Conv")
-    assert few.kind == "mostly_float32"
-    assert "schema_gate keeps 100 %" in few.message and "opset 22" in few.message
+    assert share.kind == "mostly_float32"
+    assert "schema_gate keeps 100 %" in share.message and "opset 22" in share.message
 
 
 # -- 55: half on a CPU -----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_the_runtime_still_fuses_a_decomposed_norm(tmp_path: Path) -> None:
 def test_naive_conversion_prevents_fusion_of_the_norm(tmp_path: Path) -> None:
     model = FUSED.model()
     for node in model.graph.node:
-        node.name = node.output[0]  # else its names collide, which is another row
+        node.name = node.output[0]  # without names they collide, which is another row
     model = naive(model, ("Pow", "ReduceMean"))
     assert "LayerNormalization" not in runs(model, tmp_path)
 
@@ -316,12 +316,12 @@ QUANTIZED = Case(
 
 
 def quantized() -> ModelProto:
-    """The model of the case, its int8 weight filled."""
+    """Return the model of the case with its int8 weight."""
     model = QUANTIZED.model()
-    kept = [tensor for tensor in model.graph.initializer if tensor.name != "k"]
+    others = [tensor for tensor in model.graph.initializer if tensor.name != "k"]
     del model.graph.initializer[:]
     codes = np.arange(-32, 32, dtype=np.int8).reshape(8, 8)
-    model.graph.initializer.extend([*kept, numpy_helper.from_array(codes, "k")])
+    model.graph.initializer.extend([*others, numpy_helper.from_array(codes, "k")])
     return model
 
 
@@ -339,7 +339,7 @@ def test_naive_conversion_loses_the_integer_op(tmp_path: Path) -> None:
 
 
 def of_type(model: ModelProto, dtype: int) -> list[str]:
-    """The products of a model that read a weight of this type."""
+    """Return the products of a model with a weight of this type."""
     weights = {tensor.name for tensor in model.graph.initializer if tensor.data_type == dtype}
     return [node.op_type for node in model.graph.node if weights.intersection(node.input)]
 

@@ -1,1 +1,1 @@
-"""The models that the ONNX standard tests its operators with, converted, run and judged."""
+"""The ONNX standard's test models, converted, run and judged."""

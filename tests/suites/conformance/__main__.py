@@ -1,8 +1,8 @@
-"""All cases in all modes.
+"""Run all cases in all modes.
 
     PYTHONPATH=tests python -m suites.conformance [--workers N] [--write PAGE] [--only TEXT] [--small]
 
-Prints the score and what went wrong, writes the page, and exits 1 if anything did.
+Prints the score and the failures, writes the page, and exits with 1 if there are failures.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from suites.conformance.worker import Worker, run_all
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--write", type=Path, help="where to write the page; nothing is written unless all cases ran")
-    parser.add_argument("--only", default="", help="only cases whose name has this text")
-    parser.add_argument("--small", action="store_true", help="only the cases that `make test` runs")
+    parser.add_argument("--write", type=Path, help="the page to write; nothing is written unless all cases ran")
+    parser.add_argument("--only", default="", help="only cases with this text in their name")
+    parser.add_argument("--small", action="store_true", help="only the cases of `make test`")
     arguments = parser.parse_args()
     workers = [Worker() for _ in range(arguments.workers)]
     try:

@@ -1,4 +1,4 @@
-"""The cases: models with inputs and expected outputs that the onnx wheel carries, as far as they hold float32."""
+"""The cases: float32 models with inputs and expected outputs from the onnx wheel."""
 
 import copy
 import warnings
@@ -22,12 +22,12 @@ DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 UNTESTED_DOMAIN = "ai.onnx.preview.training"
 
 Sample = tuple[Sequence[object], Sequence[object]]
-"""Inputs and expected outputs, in the order of the graph's."""
+"""Inputs and expected outputs, in the graph's order."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model of the standard. `suite` says where it comes from: "node", one of `FOLDERS`, or "light"."""
+    """A model of the standard. `suite`: "node", one of `FOLDERS`, or "light"."""
 
     suite: str
     name: str
@@ -35,7 +35,7 @@ class Case:
 
     @cached_property
     def original(self) -> ModelProto:
-        """The model as the standard has it."""
+        """The standard's model, unchanged."""
         if isinstance(self.origin, Path):
             return onnx.load(self.origin)
         assert self.origin.model is not None
@@ -43,13 +43,13 @@ class Case:
 
     @property
     def relabeled(self) -> bool:
-        """Whether the model's opset or IR version is newer than what onnxruntime opens."""
+        """Whether the model's opset or IR version is too new for onnxruntime."""
         too_new = any(o.domain in ("", "ai.onnx") and o.version > NEWEST_OPSET for o in self.original.opset_import)
         return too_new or self.original.ir_version > NEWEST_IR
 
     @property
     def model(self) -> ModelProto:
-        """A copy of the model under the newest labels that onnxruntime opens; it may not check under them."""
+        """A copy of the model with the newest versions that onnxruntime opens; it may fail the checker."""
         model = copy.deepcopy(self.original)
         model.ir_version = min(model.ir_version, NEWEST_IR)
         for opset in model.opset_import:
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """All inputs with the outputs that they must give."""
+        """All inputs with their expected outputs."""
         if not isinstance(self.origin, Path):
             return tuple((ins, outs) for ins, outs in self.origin.data_sets or ())
         if self.suite == "light":
@@ -69,7 +69,7 @@ class Case:
 
 @cache
 def cases() -> Mapping[str, Case]:
-    """Every case that has float32 in or out, by "suite/name", in order. Models with gradients are left out."""
+    """Return every case with float32 inputs or outputs by "suite/name", in order, except models with gradients."""
     found = sorted(_all(), key=lambda case: (case.suite, case.name))
     return {f"{case.suite}/{case.name}": case for case in found if _belongs(case.original)}
 
@@ -78,7 +78,7 @@ def _all() -> Iterator[Case]:
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # overflows that the standard makes on purpose
+        warnings.simplefilter("ignore")  # deliberate overflows
         yield from (Case("node", test.name, test) for test in collect_testcases(None))
     for suite in FOLDERS:
         yield from (Case(suite, path.parent.name, path) for path in (DATA / suite).glob("*/model.onnx"))
@@ -92,7 +92,7 @@ def _belongs(model: ModelProto) -> bool:
 
 
 def inputs_to_feed(model: ModelProto) -> list[ValueInfoProto]:
-    """The inputs that no initializer fills; before IR 4 initializers stand among the inputs."""
+    """Return the inputs without an initializer; before IR 4 initializers are listed among the inputs."""
     filled = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in filled]
 
@@ -112,7 +112,7 @@ def _read(path: Path, proto: TypeProto) -> object:
 
 
 def _light_sample(path: Path, model: ModelProto) -> Sample:
-    """The ramp from 0 to 1 with which the standard made the outputs that it stores."""
+    """Return the ramp from 0 to 1 with which the standard computed its stored outputs."""
     ramps = []
     for value in inputs_to_feed(model):
         shape = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
@@ -122,13 +122,13 @@ def _light_sample(path: Path, model: ModelProto) -> Sample:
     return ramps, [numpy_helper.to_array(stored)]
 
 
-# -- a small choice that still has every operator -----------------------------------------------------------
+# -- a small selection with every operator ------------------------------------------------------------------
 
 SLOW = frozenset({"light/light_vgg19", "light/light_densenet121", "light/light_inception_v2", "light/light_resnet50"})
 
 
 def subset(cases: Mapping[str, Case]) -> tuple[str, ...]:
-    """For each set of operators that occurs in one model, the last case that has it."""
+    """Select the last case for each set of operators."""
     chosen = {frozenset(_operators(case.original.graph)): key for key, case in cases.items() if key not in SLOW}
     return tuple(sorted(chosen.values()))
 

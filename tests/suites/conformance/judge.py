@@ -1,4 +1,4 @@
-"""Whether outputs are right: every function gives a sentence that says what is wrong, or nothing."""
+"""Judges of outputs: every function returns a description of the fault, or None."""
 
 import math
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 
 DEEP_ENOUGH = 4.0
-"""The most roundings, in eps, that a result may be off by, however deep the model is."""
+"""The largest allowed error of a result, in eps, for models of any depth."""
 STANDARD_TOLERANCE = 1e-3
-"""The relative tolerance that the standard gives all its cases."""
+"""The standard's relative tolerance for all its cases."""
 DEVIATIONS = 5.0
-"""How many standard errors a statistic of random numbers may be off: one in two million is, by chance."""
+"""The allowed error of a statistic of random numbers in standard errors: one in two million exceeds it by chance."""
 
 
 def bound(low: DType, lowered: int) -> float:
-    """How far a result may be off, relative to the largest magnitude of its tensor, after `lowered` low ops.
+    """Return the allowed error of a result after `lowered` low ops, relative to its tensor's largest magnitude.
 
-    A rounding to nearest is off by at most eps/2, relatively. The inputs are rounded once, a product of two by
-    eps/2 each: eps in all. Every low op rounds what it gives, and independent errors add up like the steps of a
-    random walk: sqrt(lowered) * eps. Sums are accumulated in float32, so their length does not count. Deep models
-    of the standard contract rather than grow, so that more than `DEEP_ENOUGH` * eps is granted to none.
+    Rounding to nearest has a relative error of at most eps/2. The two operands of a product contribute eps/2 each, eps
+    in total. Every low op rounds its result, and independent errors add up like the steps of a random walk:
+    sqrt(lowered) * eps. Sums are accumulated in float32, so their length does not count. Deep models of the standard
+    contract rather than grow, so the limit is `DEEP_ENOUGH` * eps.
     """
     return min(1.0 + math.sqrt(lowered), DEEP_ENOUGH) * low.eps
 
 
 def objection(got: Sequence[object], wanted: Sequence[object], relative: float, *, quantum: int = 0) -> str | None:
-    """What is wrong with outputs, by number; integers must be equal up to `quantum` steps.
+    """Describe the first wrong output; integers must be equal up to `quantum` steps.
 
-    Floats may differ by `relative` times the largest finite magnitude of the wanted tensor. NaN, infinities, types
+    Floats may differ by `relative` times the largest finite magnitude of the expected tensor. NaN, infinities, types
     and shapes must agree.
     """
     if len(got) != len(wanted):
@@ -70,10 +70,10 @@ def _of_floats(got: np.ndarray, wanted: np.ndarray, relative: float) -> str | No
 
 
 def unlike(got: Sequence[object], wanted: Sequence[object]) -> str | None:
-    """What is wrong with outputs that a random generator had a hand in.
+    """Describe the first wrong output of a model with random numbers.
 
-    Types and shapes must agree; the share of zeros (or of False), and the mean of what is not zero, must agree up
-    to sampling error.
+    Types and shapes must agree; the share of zeros (or False) and the mean of the other elements must agree up to
+    sampling error.
     """
     if len(got) != len(wanted):
         return f"{len(got)} outputs instead of {len(wanted)}"
@@ -92,15 +92,15 @@ def _unlike(got: np.ndarray, wanted: np.ndarray) -> str | None:
         return None
     if not np.isfinite(got).all():
         return "infinities or NaN"
-    kept, expected = np.count_nonzero(got) / got.size, np.count_nonzero(wanted) / wanted.size
-    pooled = (kept + expected) / 2
+    share, expected = np.count_nonzero(got) / got.size, np.count_nonzero(wanted) / wanted.size
+    pooled = (share + expected) / 2
     error = math.sqrt(2 * pooled * (1 - pooled) / got.size)
-    if abs(kept - expected) > DEVIATIONS * error:
-        return f"{kept:.0%} are not zero instead of {expected:.0%}"
+    if abs(share - expected) > DEVIATIONS * error:
+        return f"{share:.0%} are nonzero instead of {expected:.0%}"
     if not (np.count_nonzero(got) and np.count_nonzero(wanted)):
         return None
     left, right = got[got != 0], wanted[wanted != 0]
     spread = math.hypot(left.std() / math.sqrt(left.size), right.std() / math.sqrt(right.size))
     if abs(left.mean() - right.mean()) > DEVIATIONS * spread + STANDARD_TOLERANCE * abs(right.mean()):
-        return f"the mean of what is not zero is {left.mean():.3g} instead of {right.mean():.3g}"
+        return f"the mean of nonzero elements is {left.mean():.3g} instead of {right.mean():.3g}"
     return None

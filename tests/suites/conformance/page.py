@@ -1,4 +1,4 @@
-"""What a run found, for a terminal and for docs/conformance.md."""
+"""The results of a run, for a terminal and for docs/conformance.md."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ HOW = {
 
 
 def score(results: Results) -> str:
-    """One line per mode."""
+    """Format one line per mode."""
     rows = [("mode", "cases", "right", "right with --data", "wrong", "converted", "others valid")]
     for mode in MODES:
         counted, others = results.of(mode, counted=True), results.of(mode, counted=False)
@@ -43,7 +43,7 @@ def score(results: Results) -> str:
 
 
 def page(results: Results) -> str:
-    """The whole page; the same results give the same text."""
+    """Format the whole page, deterministically."""
     return "\n\n".join(_sections(results)) + "\n"
 
 
@@ -101,7 +101,7 @@ def _sections(results: Results) -> Iterator[str]:
 
 
 def _with_data(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the cases that are right only with data."""
+    """Yield the section on cases that are right only with data."""
     if outcomes:
         yield "### data\n\n" + _text(
             "Right only with data: the safety rules are off or do not foresee the overflow, but a run on the case's "
@@ -116,7 +116,7 @@ def _text(text: str) -> str:
 
 
 def _by_case(outcomes: Iterable[Outcome], *, notes: bool = False) -> str:
-    """One line per case, with the modes that it is about."""
+    """Format one line per case with its modes."""
     found: dict[tuple[str, str], list[str]] = {}
     for outcome in outcomes:
         note = f"{outcome.verdict}: {outcome.note}" if notes else ""

@@ -1,4 +1,4 @@
-"""onnxruntime's CPU provider: opens a model, runs it, and hands over what numpy can hold."""
+"""Run models on onnxruntime's CPU provider with types that numpy supports."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,27 +19,26 @@ WITHOUT_NUMPY = {
     **dict.fromkeys((TensorProto.INT4, TensorProto.INT2), TensorProto.INT8),
     **dict.fromkeys((TensorProto.UINT4, TensorProto.UINT2), TensorProto.UINT8),
 }
-"""Types that onnxruntime's Python interface cannot take or give, and a wider one for each, which it can."""
+"""Types without support in onnxruntime's Python interface, each with a wider supported one."""
 
 
 @cache
 def refusals() -> tuple[type[Exception], ...]:
-    """onnxruntime's own exceptions, and those of its binding."""
+    """Return the exceptions of onnxruntime and of its binding."""
     return (*objections.refusals(), RuntimeError, ValueError, TypeError)
 
 
 def run(model: ModelProto, feeds: Feeds) -> list[object]:
-    """The outputs in order, those of a type without numpy widened; raises one of `refusals`.
+    """Return the outputs in order, widened if numpy lacks their type; raises one of `refusals`.
 
-    Graph optimization is off: it hides roundings in fused kernels, and from BASIC on it takes a Dropout away whose
-    training mode is only known when it runs.
+    Graph optimization is off: it hides roundings in fused kernels, and from BASIC on it removes a Dropout whose
+    training mode is only known at run time.
     """
-    able, kept = _for_numpy(model, feeds)
-    return objections.run(able, kept, "DISABLE_ALL")
+    return objections.run(*_for_numpy(model, feeds), "DISABLE_ALL")
 
 
 def numpy_of(value: object) -> object:
-    """A value of a case as `run` gives it: arrays (or lists of them) of types that numpy holds."""
+    """Return a value of a case in the form of `run`: arrays (or lists of them) of types that numpy supports."""
     if isinstance(value, (list, tuple)):
         return [numpy_of(item) for item in value]
     if value is None:
@@ -52,7 +51,7 @@ def numpy_of(value: object) -> object:
 
 
 def feeds_of(names: Sequence[str], values: Sequence[object]) -> dict[str, object]:
-    """What to feed: arrays, or lists of them, under the names of the inputs."""
+    """Return arrays, or lists of them, by input name."""
     return {
         name: numpy_helper.to_array(v) if isinstance(v, TensorProto) else v if isinstance(v, list) else np.asarray(v)
         for name, v in zip(names, values, strict=True)
@@ -61,19 +60,19 @@ def feeds_of(names: Sequence[str], values: Sequence[object]) -> dict[str, object
 
 
 def _for_numpy(model: ModelProto, feeds: Feeds) -> tuple[ModelProto, Feeds]:
-    """The same model with inputs that numpy cannot hold made constants, and such outputs followed by a Cast."""
+    """Turn inputs without numpy support into constants, and put a Cast after such outputs."""
     odd_inputs = [v for v in model.graph.input if v.type.tensor_type.elem_type in WITHOUT_NUMPY and v.name in feeds]
     odd_outputs = [v for v in model.graph.output if v.type.tensor_type.elem_type in WITHOUT_NUMPY]
     if not odd_inputs and not odd_outputs:
         return model, feeds
-    able, kept = copy.deepcopy(model), dict(feeds)
+    supported, arrays = copy.deepcopy(model), dict(feeds)
     for value in odd_inputs:
-        able.graph.input.remove(value)
-        able.graph.initializer.append(numpy_helper.from_array(np.asarray(kept.pop(value.name)), value.name))
+        supported.graph.input.remove(value)
+        supported.graph.initializer.append(numpy_helper.from_array(np.asarray(arrays.pop(value.name)), value.name))
     for at, value in enumerate(model.graph.output):
         wider = WITHOUT_NUMPY.get(value.type.tensor_type.elem_type)
         if wider is not None:
-            able.graph.node.append(helper.make_node("Cast", [value.name], [f"{value.name}_wide"], to=wider))
-            able.graph.output[at].name = f"{value.name}_wide"
-            able.graph.output[at].type.tensor_type.elem_type = wider
-    return able, kept
+            supported.graph.node.append(helper.make_node("Cast", [value.name], [f"{value.name}_wide"], to=wider))
+            supported.graph.output[at].name = f"{value.name}_wide"
+            supported.graph.output[at].type.tensor_type.elem_type = wider
+    return supported, arrays

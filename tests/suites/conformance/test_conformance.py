@@ -1,4 +1,4 @@
-"""Some models of the standard: converted in every mode, and right. `make conformance` runs them all."""
+"""Some models of the standard convert correctly in every mode. `make conformance` runs them all."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from suites.conformance.worker import Worker, run_cases
 pytestmark = pytest.mark.slow
 
 EACH = 16
-"""Of the cases that hold every operator, one in so many runs here."""
+"""The test runs every 16th case of the selection."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The judge, the isolation and the page can say no."""
+"""Judges, isolation and page report faults."""
 
 import os
 import time
@@ -82,17 +82,17 @@ FORCED = MODES["unsafe-force-all to float16"]
 
 
 def trial_of(monkeypatch: pytest.MonkeyPatch, text: str, feed: np.ndarray, expected: np.ndarray) -> Outcome:
-    """What comes of a model made of text, forced to float16."""
+    """Try a model, forced to float16."""
     model = parser.parse_model(text)
     monkeypatch.setattr(Case, "original", property(lambda _: model))
     monkeypatch.setattr(Case, "samples", property(lambda _: (([feed], [expected]),)))
     monkeypatch.setattr(trial, "cases", lambda: {"made": CASE})
-    trial._footing.cache_clear()
+    trial._baseline.cache_clear()
     trial._ranges.cache_clear()
     try:
         return trial.attempt("made", FORCED)
     finally:
-        trial._footing.cache_clear()
+        trial._baseline.cache_clear()
 
 
 X = np.float32([[1, 2, 3, 4], [-4, 3, -2, 1]])
@@ -115,16 +115,16 @@ def test_a_model_that_fails_the_checker_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
-    """Let every conversion be followed by a change to the model."""
+    """Change the model after every conversion."""
     convert = trial._converted
 
-    def spoilt(*arguments: object) -> Converted:
+    def spoiled(*arguments: object) -> Converted:
         found = convert(*arguments)  # type: ignore[arg-type]
         model = clone(found.result.proto)
         change(model)  # type: ignore[operator]
         return replace(found, result=replace(found.result, proto=model))
 
-    monkeypatch.setattr(trial, "_converted", spoilt)
+    monkeypatch.setattr(trial, "_converted", spoiled)
 
 
 def test_an_overflowing_model_is_right_only_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_an_overflowing_model_is_right_only_with_data(monkeypatch: pytest.Monkey
 # -- isolation ---------------------------------------------------------------------------------------
 
 
-def misbehaves(connection: Connection, talk: str) -> None:
-    """Stands in for the process of trials: the mode says what it does."""
+def misbehave(connection: Connection, file: str) -> None:
+    """Replace the process of trials; the mode selects its behavior."""
     connection.send((("a",), ("a",)))
     while (request := connection.recv()) is not None:
         key, mode = request
@@ -149,7 +149,7 @@ def misbehaves(connection: Connection, talk: str) -> None:
 
 
 def test_a_crash_and_a_hang_cost_one_trial_each() -> None:
-    worker, verdicts = Worker(misbehaves), []
+    worker, verdicts = Worker(misbehave), []
     try:
         for mode in ("well", "die", "well", "sleep", "well"):
             worker.limit = 0.0 if mode == "sleep" else TRIAL_LIMIT

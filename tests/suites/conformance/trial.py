@@ -1,4 +1,4 @@
-"""One case in one mode: convert, check, open, run under honest rounding, judge."""
+"""One case in one mode: convert, check, open, emulate, judge."""
 
 import math
 from collections.abc import Iterator
@@ -58,10 +58,10 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What the float32 model itself does.
+    """The result of the float32 model itself.
 
-    `state` is "counted" (onnxruntime runs it), "refused" (it does not), or "unlabelled" (it does not check under
-    labels that onnxruntime opens); `note` says why. `agrees`: what it gives is what the standard expects.
+    `state` is "counted" (onnxruntime runs it), "refused" (it does not), or "unlabelled" (it fails the checker with
+    versions that onnxruntime opens); `note` is the reason. `agrees`: its outputs match the standard's.
     """
 
     case: str
@@ -73,10 +73,10 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case in a mode.
+    """The outcome of a case in a mode.
 
-    `verdict` is "right", "data" (right with the ranges of its own inputs, not without), or what went wrong:
-    "convert", "check", "load", "run", "wrong", "crash", "hang". `how` says what a right one was compared with.
+    `verdict` is "right", "data" (right only with the ranges of its own inputs), or the failure: "convert", "check",
+    "load", "run", "wrong", "crash", "hang". `how`: the reference of a right one.
     """
 
     case: str
@@ -98,12 +98,12 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Footing:
-    """A case with its float32 results; `sound`: the full checker accepts the model."""
+class _Baseline:
+    """A case with its float32 results; `valid`: the full checker accepts the model."""
 
     ground: Ground
     model: ModelProto
-    sound: bool
+    valid: bool
     runs: tuple[_Run, ...]
 
 
@@ -111,26 +111,26 @@ class _Footing:
 
 
 def ground_of(key: str) -> Ground:
-    """What the float32 model of a case does."""
-    return _footing(key).ground
+    """Return the result of a case's float32 model."""
+    return _baseline(key).ground
 
 
 @lru_cache(maxsize=1)
-def _footing(key: str) -> _Footing:
+def _baseline(key: str) -> _Baseline:
     case = cases()[key]
     model = case.model
-    doubt = next(iter(of_checker(model)), None)
-    if case.relabeled and doubt is not None:
-        return _Footing(
-            Ground(key, "unlabelled", doubt, relabeled=True), case.original, not of_checker(case.original), ()
+    fault = next(iter(of_checker(model)), None)
+    if case.relabeled and fault is not None:
+        return _Baseline(
+            Ground(key, "unlabelled", fault, relabeled=True), case.original, not of_checker(case.original), ()
         )
     try:
         runs = tuple(_runs(case, model))
     except runtime.refusals() as refusal:
         ground = Ground(key, "refused", str(refusal), relabeled=case.relabeled)
-        return _Footing(ground, model, doubt is None, ())
+        return _Baseline(ground, model, fault is None, ())
     agrees = all(objection(run.float32, run.expected, STANDARD_TOLERANCE) is None for run in runs)
-    return _Footing(Ground(key, "counted", "", agrees, case.relabeled), model, doubt is None, runs)
+    return _Baseline(Ground(key, "counted", "", agrees, case.relabeled), model, fault is None, runs)
 
 
 def _runs(case: Case, model: ModelProto) -> Iterator[_Run]:
@@ -144,22 +144,22 @@ def _runs(case: Case, model: ModelProto) -> Iterator[_Run]:
 
 
 def attempt(key: str, mode: Mode) -> Outcome:
-    """What comes of a case in a mode. What is not caught here is for the process to die of."""
-    footing = _footing(key)
+    """Try a case in a mode. Any other error ends the process."""
+    baseline = _baseline(key)
 
     def outcome(verdict: str, how: str = "", note: str = "") -> Outcome:
         return Outcome(key, mode.name, verdict, how, note)
 
     try:
-        result = _converted(footing.model, mode)
-    except (AmpRewriteError, *runtime.refusals()) as error:  # onnx's own tools raise what is no AmpRewriteError
+        result = _converted(baseline.model, mode)
+    except (AmpRewriteError, *runtime.refusals()) as error:  # onnx's own tools raise other errors
         return outcome("convert", note=f"{type(error).__name__}: {error}")
     model = result.model
-    if footing.sound and (doubt := of_checker(model)):
-        return outcome("check", note=doubt[0])
-    if model == footing.model:
+    if baseline.valid and (faults := of_checker(model)):
+        return outcome("check", note=faults[0])
+    if model == baseline.model:
         return outcome("right", "unchanged")
-    if footing.ground.state != "counted":
+    if baseline.ground.state != "counted":
         return outcome("right", "valid")
     if mode.to is DType.FLOAT16:  # the CPU provider has too few bfloat16 kernels
         try:
@@ -168,42 +168,42 @@ def attempt(key: str, mode: Mode) -> Outcome:
         except runtime.refusals() as refusal:
             return outcome("load", note=str(refusal))
     try:
-        how, wrong = _verdict(footing, result, mode)
+        how, wrong = _verdict(baseline, result, mode)
         if wrong is None:
             return outcome("right", how)
-        seen = _with_data(footing, mode)
+        overflow = _with_data(baseline, mode)
     except runtime.refusals() as refusal:
         return outcome("run", note=str(refusal))
-    return outcome("data", note=seen) if seen else outcome("wrong", note=wrong)
+    return outcome("data", note=overflow) if overflow else outcome("wrong", note=wrong)
 
 
 def _converted(model: ModelProto, mode: Mode, ranges: Ranges | None = None) -> Converted:
     return convert(model, to=mode.to, level=mode.level, target=mode.target, safety=mode.safety, ranges=ranges)
 
 
-def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str | None]:
-    """What the outputs of all samples are right by, and None; or what is wrong with them by the first measure."""
+def _verdict(baseline: _Baseline, result: Converted, mode: Mode) -> tuple[str, str | None]:
+    """Return the reference that all outputs agree with, and None; or the first one and the fault."""
     twin = rounded_once(result.result, io="same").to_proto()
-    kinds = {node.op_type for node in all_nodes(footing.model.graph.node)}
+    kinds = {node.op_type for node in all_nodes(baseline.model.graph.node)}
     relative = bound(mode.to, len(list(_lowered(result))))
-    gots = [runtime.run(twin, run.feeds) for run in footing.runs]
+    results = [runtime.run(twin, run.feeds) for run in baseline.runs]
 
     def worst(found: Iterator[str | None]) -> str | None:
         return next((text for text in found if text is not None), None)
 
-    pairs = list(zip(gots, footing.runs, strict=True))
+    pairs = list(zip(results, baseline.runs, strict=True))
     first = worst(objection(got, run.expected, relative) for got, run in pairs)
     if first is None:
         return "expected", None
-    if not footing.ground.agrees:
+    if not baseline.ground.agrees:
         if kinds & RANDOM:
             return "statistics", worst(unlike(got, run.expected) for got, run in pairs)
         if worst(objection(got, run.float32, relative) for got, run in pairs) is None:
             return "float32", None
-    rounded = [_rounded(run.feeds, result.model, mode.to) for run in footing.runs]
+    rounded = [_rounded(run.feeds, result.model, mode.to) for run in baseline.runs]
     if all(feeds is not None for feeds in rounded):
-        wanted = (runtime.run(footing.model, feeds) for feeds in rounded if feeds is not None)
-        if worst(objection(got, want, relative) for got, want in zip(gots, wanted, strict=True)) is None:
+        references = (runtime.run(baseline.model, feeds) for feeds in rounded if feeds is not None)
+        if worst(objection(*pair, relative) for pair in zip(results, references, strict=True)) is None:
             return "rounded", None
     if kinds & QUANTIZERS and worst(objection(got, run.expected, relative, quantum=1) for got, run in pairs) is None:
         return "quantum", None
@@ -211,7 +211,7 @@ def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str
 
 
 def _lowered(result: Converted) -> Iterator[int]:
-    """The ops that compute in the low type."""
+    """Yield the ops that compute in the low type."""
     for op in result.view.ops:
         paint = result.coloring.of(op.id)
         if paint is not None and paint.dtype is result.coloring.to:
@@ -219,7 +219,7 @@ def _lowered(result: Converted) -> Iterator[int]:
 
 
 def _rounded(feeds: runtime.Feeds, model: ModelProto, low: DType) -> dict[str, object] | None:
-    """The inputs, those rounded that the converted model reads in the low type only; None if that makes infinities."""
+    """Round the inputs that the converted model reads only in the low type; None if that overflows."""
     casts: dict[str, list[bool]] = {}
     for node in all_nodes(model.graph.node):
         to_low = node.op_type == "Cast" and any(a.name == "to" and a.i == low.code for a in node.attribute)
@@ -234,27 +234,26 @@ def _rounded(feeds: runtime.Feeds, model: ModelProto, low: DType) -> dict[str, o
     return found
 
 
-# -- what data tells ----------------------------------------------------------------------------------
+# -- conversions with data ----------------------------------------------------------------------------
 
 
-def _with_data(footing: _Footing, mode: Mode) -> str:
-    """Which values leave the low type's range on the samples, if a conversion guarded by their ranges is right.
+def _with_data(baseline: _Baseline, mode: Mode) -> str:
+    """Describe the values that overflow on the samples, if a conversion with their ranges is right.
 
-    Nothing in a model tells how large its activations get; data does. Empty if none leave it, or if the result is
-    wrong all the same.
+    Only data shows how large activations get. Empty if none overflows, or if the result is still wrong.
     """
-    ranges = _ranges(footing.ground.case, mode.to)
+    ranges = _ranges(baseline.ground.case, mode.to)
     sizes = [found.absmax for found in ranges.values.values() if found.overflow]
     if not sizes:
         return ""
-    _, wrong = _verdict(footing, _converted(footing.model, mode, ranges), mode)
+    _, wrong = _verdict(baseline, _converted(baseline.model, mode, ranges), mode)
     power = math.floor(math.log10(max(sizes)))
     return f"{len(sizes)} values beyond {mode.to.max:g}, the largest above 1e{power}" if wrong is None else ""
 
 
 @lru_cache(maxsize=1)
 def _ranges(key: str, to: DType) -> Ranges:
-    """What the float32 model's values hold on its own samples."""
-    footing = _footing(key)
-    feed = Feed.of([dict(run.feeds) for run in footing.runs], Model.load(footing.model), allow_nonfinite=True)
-    return calibrate(footing.model, feed, to=to)
+    """Return the ranges of the float32 model's values on its own samples."""
+    baseline = _baseline(key)
+    feed = Feed.of([dict(run.feeds) for run in baseline.runs], Model.load(baseline.model), allow_nonfinite=True)
+    return calibrate(baseline.model, feed, to=to)

@@ -1,4 +1,4 @@
-"""Processes for trials, so that a crash or a hang costs one of them, and all cases in all modes over a few of them."""
+"""Processes for trials, so that a crash or a hang costs only one trial, and a run of all cases in all modes."""
 
 import queue
 import threading
@@ -13,12 +13,12 @@ from suites.conformance.trial import MODES, Ground, Outcome, attempt, ground_of
 from support.child import Child, Lost, hush
 
 TRIAL_LIMIT = 300.0
-"""Seconds for one trial; the slowest, which is measured too, takes about thirty."""
+"""Seconds for one trial; the slowest takes about thirty."""
 
 
-def serve(connection: Connection, talk: str) -> None:
-    """Answer requests until there are no more; what is printed goes to the file `talk`."""
-    hush(talk)
+def serve(connection: Connection, file: str) -> None:
+    """Answer requests until there are no more, with output redirected to `file`."""
+    hush(file)
     connection.send((tuple(cases()), subset(cases())))
     while (request := connection.recv()) is not None:
         key, mode = request
@@ -27,21 +27,21 @@ def serve(connection: Connection, talk: str) -> None:
 
 @dataclass
 class Worker(Child):
-    """Trials one after another in another process, which is started anew when one kills it."""
+    """Trials in a separate process, which is restarted after a crash."""
 
     target: Callable[[Connection, str], None] = serve
     limit: float = TRIAL_LIMIT
     keys: tuple[str, ...] = ()
-    """Every case, once the process runs."""
+    """Every case, once the process is running."""
     small: tuple[str, ...] = ()
-    """Those of the subset."""
+    """The cases of the subset."""
 
     def ready(self, greeting: Any) -> None:
-        """Take in the cases."""
+        """Store the cases."""
         self.keys, self.small = greeting
 
     def ground(self, key: str) -> Ground:
-        """What the float32 model does; one that kills the process is refused."""
+        """Return the float32 model's result; a model that crashes the process is refused."""
         try:
             found = self.ask((key, ""))
         except Lost as lost:
@@ -50,7 +50,7 @@ class Worker(Child):
         return found
 
     def attempt(self, key: str, mode: str) -> Outcome:
-        """What comes of a trial, whatever that does to the process."""
+        """Return the outcome of a trial, even if it crashes the process."""
         try:
             found = self.ask((key, mode))
         except Lost as lost:
@@ -61,29 +61,29 @@ class Worker(Child):
 
 @dataclass
 class Results:
-    """What came of a run: the float32 models by case, and the outcomes by case and mode."""
+    """The results of a run: the float32 models by case, and the outcomes by case and mode."""
 
     grounds: dict[str, Ground] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
     def add(self, ground: Ground, outcomes: Iterable[Outcome]) -> None:
-        """Take in a case."""
+        """Add a case."""
         self.grounds[ground.case] = ground
         self.outcomes.update(((outcome.case, outcome.mode), outcome) for outcome in outcomes)
 
     def of(self, mode: str, *, counted: bool) -> list[Outcome]:
-        """The outcomes in a mode, in order: of the cases that count, or of the others."""
+        """Return the outcomes in a mode in order, for counted cases or the others."""
         found = (self.outcomes[case, mode] for case in sorted(self.grounds))
         return [outcome for outcome in found if (self.grounds[outcome.case].state == "counted") is counted]
 
     @property
     def failures(self) -> list[Outcome]:
-        """What is not fine, in order."""
+        """The failed outcomes, in order."""
         return [self.outcomes[at] for at in sorted(self.outcomes) if not self.outcomes[at].fine]
 
 
 def run_cases(worker: Worker, keys: Iterable[str]) -> Results:
-    """Cases one after another."""
+    """Run cases one at a time."""
     results = Results()
     for key in keys:
         results.add(worker.ground(key), [worker.attempt(key, mode) for mode in MODES])
@@ -91,7 +91,7 @@ def run_cases(worker: Worker, keys: Iterable[str]) -> Results:
 
 
 def run_all(keys: Sequence[str], workers: Sequence[Worker], tell: Callable[[int], None]) -> Results:
-    """Cases in every mode, spread over the workers. `tell` hears how many are done."""
+    """Run cases in every mode, distributed over workers. `tell` receives the number of finished cases."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     for key in keys:
         todo.put(key)

@@ -1,7 +1,7 @@
-"""The command line in a cage: each run in a process of its own, with little memory, little time, and no terminal.
+"""The command line in a sandbox: each run in a separate process with limited memory and time, without a terminal.
 
-`Cage` starts one Python that imports the package once and forks for every run, so that a run costs milliseconds, and
-one that is killed, hangs or eats memory costs itself alone.
+`Cage` starts a Python process that imports the package once and forks for every run, so that a run takes milliseconds
+and a crash, a hang or excessive memory only affects that run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from types import TracebackType
 
 MEMORY = 2 << 30  # bytes of address space
 SECONDS, PATIENCE = 10, 180
-"""Seconds of computing, and seconds after which a run that computes less hangs, on a machine with other work, too."""
+"""Seconds of processor time, and seconds after which a run hangs, even on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: its exit code, or minus the signal (SIGXCPU when the time was up), and what it said."""
+    """The end of a run: its exit code, or minus the signal (SIGXCPU after the time limit), and its output."""
 
     code: int
     out: str
@@ -38,24 +38,24 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """Whether it ended in one clear line and exit code 2."""
+        """Whether it ended with one clear line and exit code 2."""
         lines = self.err.splitlines()
         return self.code == 2 and len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) > 20
 
 
 class Cage:
-    """A context in which `run` gives the outcome of a command line."""
+    """A context that runs command lines."""
 
     def __enter__(self) -> Cage:
         here = Path(__file__)
         path = os.pathsep.join([str(here.parents[3]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE_")}
         self._warden = subprocess.Popen(
             [sys.executable, str(here)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**kept, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env={**inherited, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         return self
 
@@ -66,7 +66,7 @@ class Cage:
         self._warden.stdout.close()
 
     def run(self, *words: str | Path, folder: Path, seconds: float = SECONDS, memory: int = MEMORY) -> Outcome:
-        """What `amp-rewrite words…`, run in the folder, comes to."""
+        """Run `amp-rewrite words…` in the folder."""
         assert self._warden.stdin and self._warden.stdout
         self._warden.stdin.write(json.dumps([list(map(str, words)), str(folder), seconds, memory]) + "\n")
         self._warden.stdin.flush()
@@ -82,7 +82,7 @@ def _guard() -> None:
     from amp_rewrite.pipeline.convert import convert
 
     warm = '<ir_version: 8, opset_import: ["" : 17]> g (float[2,2] x) => (float[2,2] y) { y = MatMul (x, x) }'
-    convert(onnx.parser.parse_model(warm)).report.text()  # lists and tables are read here, once for all runs
+    convert(onnx.parser.parse_model(warm)).report.text()  # reads lists and tables once for all runs
     for line in sys.stdin:
         words, folder, seconds, memory = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -110,7 +110,7 @@ def _guard() -> None:
 
 
 def _waited(child: int) -> tuple[int, resource.struct_rusage]:
-    """The wait status of a child and what it used; one that hangs is killed."""
+    """Return the wait status and resource usage of a child; kill it if it hangs."""
     pause, deadline = 0.001, time.monotonic() + PATIENCE
     while True:
         done, status, usage = os.wait4(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Changes to a model that byte flips would not find: each keeps it a protobuf and breaks what it means."""
+"""Structural changes to a model: the result is still a protobuf but with another meaning."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,13 +31,13 @@ NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 7, 99, 2**31, 2**40, 10**12, 2**63 -
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """The model with some changes; bytes that are no model come back with some bytes changed."""
+    """Change a model in some places, or some bytes of other content."""
     proto = ModelProto()
     try:
         proto.ParseFromString(content)
     except onnx.checker.ValidationError:
         raise
-    except Exception:  # noqa: BLE001  whatever protobuf says of it, it is no model
+    except Exception:  # noqa: BLE001  any error of protobuf means that it is not a model
         return damaged(content, rng)
     for _ in range(rng.randint(1, 3)):
         change(proto, rng)
@@ -46,7 +46,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
 
 
 def spelled_out() -> list[bytes]:
-    """Sound models of what is recognized in models: attention, norms and GELUs op by op, masks."""
+    """Return valid models of recognized patterns: decomposed attention, norms and GELUs, masks."""
     from support import attention_models as attention
     from support import contrib_models as contrib
     from support import fuse_models as fuse
@@ -71,19 +71,18 @@ def spelled_out() -> list[bytes]:
 
 
 def arrays(names: list[str]) -> bytes:
-    """A .npz file of a small array under each name."""
+    """Return a .npz file with a small array under each name."""
     import io
 
     import numpy as np
 
-    held = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in names}
-    made = io.BytesIO()
-    np.savez(made, **held)  # type: ignore[arg-type]
-    return made.getvalue()
+    file = io.BytesIO()
+    np.savez(file, **{name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in names})  # type: ignore[arg-type]
+    return file.getvalue()
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """The bytes with some flipped, cut out, doubled or cut off."""
+    """Flip, overwrite, delete or repeat some bytes."""
     out = bytearray(content)
     for _ in range(rng.randint(1, 4)):
         if not out:
@@ -105,7 +104,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 def messages(message: Message) -> Iterator[Message]:
-    """A message and all in it."""
+    """Yield a message and all inner messages."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -118,13 +117,13 @@ def _repeated(message: Message, field: FieldDescriptor) -> bool:
 
 
 def change(proto: ModelProto, rng: random.Random) -> None:
-    """Change one field of one message, each kind of message as often as the others."""
+    """Change one field of one message; all kinds of messages are equally likely."""
     by_kind: dict[str, list[Message]] = {}
     for message in messages(proto):
         by_kind.setdefault(message.DESCRIPTOR.name, []).append(message)
     message = rng.choice(by_kind[rng.choice(sorted(by_kind))])
-    held = [field for field, _ in message.ListFields()]
-    field = rng.choice(held if held and rng.random() < 0.7 else list(message.DESCRIPTOR.fields))
+    present = [field for field, _ in message.ListFields()]
+    field = rng.choice(present if present and rng.random() < 0.7 else list(message.DESCRIPTOR.fields))
     if field.message_type is not None:
         _change_inner(message, field, by_kind.get(field.message_type.name, []), rng)
     elif _repeated(message, field):
@@ -142,7 +141,7 @@ def change(proto: ModelProto, rng: random.Random) -> None:
 
 
 def _change_inner(message: Message, field: FieldDescriptor, others: Sequence[Message], rng: random.Random) -> None:
-    """Drop a message in a field, double it, or put there a copy of another one of the model."""
+    """Remove a message from a field, or add or copy one there."""
     small = [other for other in others if other.ByteSize() < 20_000]
     copy = type(rng.choice(small)).FromString(rng.choice(small).SerializeToString()) if small else None
     if not _repeated(message, field):
@@ -161,7 +160,7 @@ def _change_inner(message: Message, field: FieldDescriptor, others: Sequence[Mes
 
 
 def _scalar(field: FieldDescriptor, by_kind: Mapping[str, Sequence[Any]], rng: random.Random) -> Any:
-    """A value for a field: one that the format knows, one of this model, or an odd one."""
+    """Draw a value for a field: a valid one, one of this model, or an odd one."""
     if field.enum_type is not None:
         return rng.choice(field.enum_type.values).number
     if field.name in ("op_type", "domain"):
@@ -169,7 +168,7 @@ def _scalar(field: FieldDescriptor, by_kind: Mapping[str, Sequence[Any]], rng: r
     if field.cpp_type == field.CPPTYPE_STRING:
         used = [name for node in by_kind.get("NodeProto", [])[:200] for name in (*node.input, *node.output)]
         name = rng.choice(used if used and rng.random() < 0.6 else NAMES)
-        text = name if isinstance(name, str) else ""  # protobuf gives bytes for what is not UTF-8
+        text = name if isinstance(name, str) else ""  # protobuf returns invalid UTF-8 as bytes
         return text.encode() if field.type == field.TYPE_BYTES else text
     if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
         return rng.choice((0.0, -1.0, 1e30, float("nan"), float("inf")))

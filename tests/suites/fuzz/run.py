@@ -1,7 +1,7 @@
 """Fuzz one target: `python tests/suites/fuzz/run.py TARGET [--seconds N] [--seed N] [--found FOLDER]`.
 
-Inputs are random changes of sound ones, for models mostly those of `mutate.py`. What is found is written to `--found`;
-put the smallest one of each kind into `corpus/TARGET`, where it stays as a test.
+Inputs are random changes of valid ones, for models mostly those of `mutate.py`. Failing inputs are written to
+`--found`; add the smallest one of each kind to `corpus/TARGET`, where it remains as a test.
 """
 
 import argparse
@@ -20,13 +20,13 @@ TESTS = HERE.parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 
-MEMORY = 4 << 30  # bytes of address space: what asks for more has failed
+MEMORY = 4 << 30  # bytes of address space
 MODELS = ("model", "emulated", "stepped")
 TARGETS = (*MODELS, "batches", "lists", "config", "report", "pattern")
 
 
 def seeds(target: str) -> list[bytes]:
-    """What the target is started with: sound inputs, and all that was found before."""
+    """Return the target's initial inputs: valid ones, and all earlier findings."""
     from suites.fuzz import mutate
     from support import corpus
 
@@ -60,7 +60,7 @@ def changed(target: str, content: bytes, rng: random.Random) -> bytes:
 
 
 def randomly(target: str, seconds: float, seed: int, folder: Path) -> int:
-    """Random inputs until the time is up; the number of kinds of failures."""
+    """Run random inputs until the time is up and return the number of kinds of failures."""
     from suites.fuzz import targets
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -70,11 +70,11 @@ def randomly(target: str, seconds: float, seed: int, folder: Path) -> int:
     runs, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         content = changed(target, rng.choice(pool), rng)
-        (folder / "last").write_bytes(content)  # should a crash end it all, this is what did it
+        (folder / "last").write_bytes(content)  # the input to blame if the process crashes
         runs += 1
         try:
             targets.TARGETS[target](content)
-        except Exception as error:  # noqa: BLE001 whatever comes is what is looked for
+        except Exception as error:  # noqa: BLE001 any error is a finding
             at = traceback.extract_tb(error.__traceback__)[-1]
             kind = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}"
             kinds[kind] += 1
@@ -93,11 +93,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--found", type=Path, default=Path("build/fuzz"))
-    given = parser.parse_args()
-    folder = given.found / given.target
+    arguments = parser.parse_args()
+    folder = arguments.found / arguments.target
     folder.mkdir(parents=True, exist_ok=True)
     faulthandler.enable()
-    return 1 if randomly(given.target, given.seconds, given.seed, folder) else 0
+    return 1 if randomly(arguments.target, arguments.seconds, arguments.seed, folder) else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What is fuzzed: each target takes any bytes, and raises only what must never leave the package.
+"""Fuzz targets: each accepts any bytes and raises only on a bug.
 
-Refusals (`AmpRewriteError` but for `ConversionError`, which says of itself that it is a bug) are fine; so is success.
+Refusals (`AmpRewriteError` except `ConversionError`, which reports a bug) pass, and so does success.
 """
 
 import tempfile
@@ -42,8 +42,7 @@ WAYS: tuple[dict[str, str], ...] = (
 
 
 def model(content: bytes, way: int | None = None) -> None:
-    """A model file, converted (in that of `WAYS`, else the one that its last byte chooses) and saved; its inventory,
-    printed."""
+    """Convert and save a model file, with the options of `WAYS` at `way` or at its last byte; print its inventory."""
     with _written(content, "m.onnx") as path:
         convert(path, **_way(content, way)).save(path.with_name("out.onnx"))  # type: ignore[arg-type]
     with _written(content, "m.onnx") as path:
@@ -55,7 +54,7 @@ def _way(content: bytes, way: int | None) -> dict[str, str]:
 
 
 def emulated(content: bytes, way: int | None = None) -> None:
-    """A model file, emulated as it is and after a conversion (see `model`), and saved."""
+    """Emulate and save a model file, before and after a conversion (see `model`)."""
     with _written(content, "m.onnx") as path:
         emulate(path).save(path.with_name("twin.onnx"))
         converted = convert(path, **_way(content, way))  # type: ignore[arg-type]
@@ -64,7 +63,7 @@ def emulated(content: bytes, way: int | None = None) -> None:
 
 
 def stepped(content: bytes) -> None:
-    """A model file, made into a training step."""
+    """Build a training step from a model file."""
     with _written(content, "m.onnx") as path:
         policy = ("mixed_float16", "float32")[content[-1] % 2] if content else "float32"
         step = training_step(path, loss="mean_squared_error(y, targets)", optimizer="adamw,lr=0.1", policy=policy)
@@ -72,25 +71,25 @@ def stepped(content: bytes) -> None:
 
 
 def batches(content: bytes) -> None:
-    """A file of arrays, calibrated with and compared on by a small model."""
+    """Compare a small model with its conversion on a file of arrays."""
     with _written(content, "batches.npz") as path:
         verify(onnx.parser.parse_model(_TEXT), _sound().result, path, rtol=0.1, atol=0.1)
 
 
 def lists(content: bytes) -> None:
-    """An op list in YAML."""
+    """Load an op list in YAML."""
     with _written(content, "mine.yaml") as path:
         load_lists(DType.FLOAT16, [path])
 
 
 def config(content: bytes) -> None:
-    """Settings in TOML."""
+    """Load settings in TOML."""
     with _written(content, "amp.toml") as path:
         from_file(path)
 
 
 def report(content: bytes) -> None:
-    """A report in JSON, read, explained, printed in every form, and compared with a sound one."""
+    """Read a report in JSON, explain it, print it in every form, and compare it with a valid one."""
     with _refusals():
         read = Report.from_json(content, "r.json")
         read.text(verbose=True)
@@ -102,7 +101,7 @@ def report(content: bytes) -> None:
 
 
 def pattern(content: bytes) -> None:
-    """A pattern for keep or lower, against a small model."""
+    """Match a pattern for keep or lower against a small model."""
     with _refusals():
         select(_sound().view, content.decode("utf-8", "surrogateescape"))
 
@@ -121,7 +120,7 @@ TARGETS: dict[str, Callable[..., None]] = {
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Let a refusal be the end of a run."""
+    """Accept a refusal."""
     try:
         yield
     except ConversionError:
@@ -132,7 +131,7 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def _written(content: bytes, name: str) -> Iterator[Path]:
-    """The path of a file of this content, in a folder of its own; a refusal may be the end of the body."""
+    """Yield the path of a file of this content in a temporary folder; accept a refusal."""
     with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
         path = Path(folder, name)
         path.write_bytes(content)
@@ -152,5 +151,5 @@ net (float[2,4] x) => (float[2,3] y)
 
 @cache
 def _sound() -> Converted:
-    """The small model, converted."""
+    """Convert the small model."""
     return convert(onnx.parser.parse_model(_TEXT))

@@ -1,7 +1,7 @@
-"""Rewrites of a model that change no precision: the CI gate must stay quiet about each.
+"""Rewrites without a change of precision, which the CI gate must accept.
 
-A rewrite takes a copy of a model and a seeded generator of random numbers, and changes the copy in place or returns
-another model. It returns None where the model offers no place for it.
+A rewrite takes a copy of a model and a seeded random generator, and changes the copy in place or returns another model.
+It returns None if it does not apply to the model.
 """
 
 import random
@@ -27,7 +27,7 @@ def rewrite(function: Rewrite) -> Rewrite:
 
 
 def fresh(model: ModelProto, stem: str) -> Callable[[], str]:
-    """A source of names that the model does not have."""
+    """Return a generator of names that are not in the model."""
     taken = {name for graph in all_graphs(model.graph) for name in names_in(graph)}
     count = iter(range(10**9))
     return lambda: next(name for number in count if (name := f"{stem}_{number}") not in taken)
@@ -41,7 +41,7 @@ def names_in(graph: GraphProto) -> Iterator[str]:
 
 
 def renamed(model: ModelProto, new: Callable[[str], str]) -> ModelProto:
-    """Rename values in all graphs. A body may use an outer name for a value of its own: equal names stay equal."""
+    """Rename values in all graphs. Equal names stay equal, because a body may reuse an outer name."""
     for graph in all_graphs(model.graph):
         for formal in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
             formal.name = new(formal.name)
@@ -58,9 +58,9 @@ def interface(model: ModelProto) -> set[str]:
 
 
 def replace(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    kept = list(nodes)
+    copies = list(nodes)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(copies)
 
 
 # -- names ---------------------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def weights_get_numbers_that_shift(model: ModelProto, _: random.Random) -> Model
 
 
 def reordered(graph: GraphProto, pick: Callable[[Sequence[int]], int]) -> None:
-    """Sort the nodes of a graph in another topological order."""
+    """Sort the nodes of a graph in a different topological order."""
     nodes = list(graph.node)
-    made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    needs = [{made[name] for name in reads(node) if name in made} for node in nodes]
+    producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [{producers[name] for name in reads(node) if name in producers} for node in nodes]
     waiting, order = set(range(len(nodes))), list[int]()
     while waiting:
         ready = sorted(i for i in waiting if not needs[i] & waiting)
@@ -122,9 +122,9 @@ def bodies_of(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
 
 @rewrite
 def all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    made = all_values_and_nodes_are_renamed(model, rng) or model
-    reordered(made.graph, rng.choice)
-    return made
+    out = all_values_and_nodes_are_renamed(model, rng) or model
+    reordered(out.graph, rng.choice)
+    return out
 
 
 # -- constants -------------------------------------------------------------------------------------------
@@ -134,23 +134,23 @@ def all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> Model
 def weights_become_constant_nodes(model: ModelProto, _: random.Random) -> ModelProto | None:
     public = interface(model)
     moved = [tensor for tensor in model.graph.initializer if tensor.name not in public]
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in public]
+    others = [tensor for tensor in model.graph.initializer if tensor.name in public]
     nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    model.graph.initializer.extend(others)
     replace(model.graph, [*nodes, *model.graph.node])
     return model if moved else None
 
 
 @rewrite
-def each_reader_gets_a_constant_of_its_own(model: ModelProto, _: random.Random) -> ModelProto | None:
-    held, name = {tensor.name: tensor for tensor in model.graph.initializer}, fresh(model, "copy")
+def each_reader_gets_its_own_constant(model: ModelProto, _: random.Random) -> ModelProto | None:
+    weights, name = {tensor.name: tensor for tensor in model.graph.initializer}, fresh(model, "copy")
     seen: set[str] = set()
     copies = []
     for node in model.graph.node:
         for slot, read in enumerate(node.input):
-            if read in held and read in seen:
-                copy = clone(held[read])
+            if read in weights and read in seen:
+                copy = clone(weights[read])
                 copy.name = node.input[slot] = name()
                 copies.append(copy)
             seen.add(read)
@@ -162,9 +162,9 @@ def each_reader_gets_a_constant_of_its_own(model: ModelProto, _: random.Random) 
 
 
 def edges(graph: GraphProto) -> list[tuple[NodeProto, int]]:
-    """Reads of results of nodes of the same graph."""
-    made = {name for node in graph.node for name in node.output}
-    return [(node, slot) for node in graph.node for slot, name in enumerate(node.input) if name in made]
+    """Return the inputs that are results of nodes in the same graph."""
+    results = {name for node in graph.node for name in node.output}
+    return [(node, slot) for node in graph.node for slot, name in enumerate(node.input) if name in results]
 
 
 def put_before(graph: GraphProto, node: NodeProto, *new: NodeProto) -> None:
@@ -174,25 +174,25 @@ def put_before(graph: GraphProto, node: NodeProto, *new: NodeProto) -> None:
 
 
 def through(model: ModelProto, rng: random.Random, make: Callable[[str, str], list[NodeProto]], share: float) -> bool:
-    """Put nodes into some edges of the main graph."""
+    """Insert nodes into some edges of the main graph."""
     graph, name = model.graph, fresh(model, "through")
     chosen = [(list(node.output), slot) for node, slot in edges(graph) if rng.random() < share]
     for output, slot in chosen:
         node = next(n for n in graph.node if list(n.output) == output)
         passed = name()
-        made = make(node.input[slot], passed)
+        inserted = make(node.input[slot], passed)
         node.input[slot] = passed
-        put_before(graph, node, *made)
+        put_before(graph, node, *inserted)
     return bool(chosen)
 
 
 @rewrite
-def identities_stand_on_most_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
+def identities_are_inserted_into_most_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
     return model if through(model, rng, lambda a, b: [helper.make_node("Identity", [a], [b], name=b)], 0.8) else None
 
 
 @rewrite
-def casts_to_the_own_type_stand_on_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
+def casts_without_effect_are_inserted_into_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
     types = element_types(model)
 
     def cast(a: str, b: str) -> list[NodeProto]:
@@ -204,7 +204,7 @@ def casts_to_the_own_type_stand_on_edges(model: ModelProto, rng: random.Random) 
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
-    """Element types of the tensors of the main graph, as this package infers them."""
+    """Return this package's inferred element types of tensors in the main graph."""
     from amp_rewrite.files.model import Model
     from amp_rewrite.ir.view import MAIN, View
 
@@ -217,12 +217,12 @@ def element_types(model: ModelProto) -> dict[str, int]:
 
 def float_results(model: ModelProto) -> list[str]:
     types = element_types(model)
-    made = [name for node in model.graph.node for name in node.output]
-    return [name for name in made if types.get(name) == TensorProto.FLOAT]
+    results = [name for node in model.graph.node for name in node.output]
+    return [name for name in results if types.get(name) == TensorProto.FLOAT]
 
 
 @rewrite
-def a_dead_chain_hangs_on_each_of_some_values(model: ModelProto, rng: random.Random) -> ModelProto | None:
+def some_values_get_dead_readers(model: ModelProto, rng: random.Random) -> ModelProto | None:
     values = float_results(model)
     for number, value in enumerate(rng.sample(values, min(len(values), 5))):
         model.graph.node.extend(
@@ -273,7 +273,7 @@ def optional_inputs_are_left_out_at_the_end(model: ModelProto, _: random.Random)
     return model if changed else None
 
 
-# -- spellings of one thing --------------------------------------------------------------------------------------
+# -- equivalent spellings ----------------------------------------------------------------------------------------
 
 SAME_SHAPES = frozenset({"Softmax", "LogSoftmax", "LayerNormalization"})
 
@@ -299,18 +299,18 @@ def axes_count_from_the_front(model: ModelProto, _: random.Random) -> ModelProto
 def kernel_shapes_follow_from_weights(model: ModelProto, _: random.Random) -> ModelProto | None:
     changed = False
     for node in model.graph.node:
-        kept = [a for a in node.attribute if a.name != "kernel_shape"]
-        if node.op_type == "Conv" and len(kept) < len(node.attribute):
+        others = [a for a in node.attribute if a.name != "kernel_shape"]
+        if node.op_type == "Conv" and len(others) < len(node.attribute):
             del node.attribute[:]
-            node.attribute.extend(kept)
+            node.attribute.extend(others)
             changed = True
     return model if changed else None
 
 
 def upgraded(opset: int) -> Rewrite:
     def upgrade(model: ModelProto, _: random.Random) -> ModelProto | None:
-        own = next(o.version for o in model.opset_import if not o.domain)
-        if own >= opset:
+        current = next(o.version for o in model.opset_import if not o.domain)
+        if current >= opset:
             return None
         before = [node.op_type for node in all_nodes(model.graph.node)]
         try:
@@ -318,7 +318,7 @@ def upgraded(opset: int) -> Rewrite:
         except (RuntimeError, onnx.version_converter.ConvertError):
             return None
         after = [node.op_type for node in all_nodes(newer.graph.node) if node.op_type != "Constant"]
-        same = after == [op for op in before if op != "Constant"]  # it may write other ops, too, and lose functions
+        same = after == [op for op in before if op != "Constant"]  # it may also write other ops and lose functions
         return newer if same and len(newer.functions) == len(model.functions) else None
 
     upgrade.__name__ = f"opset_{opset}"
@@ -347,22 +347,22 @@ def operands_change_places_and_all_is_renamed_and_reordered(model: ModelProto, r
 
 
 @rewrite
-def bodies_are_stated_in_another_order(model: ModelProto, _: random.Random) -> ModelProto | None:
+def bodies_are_reordered(model: ModelProto, _: random.Random) -> ModelProto | None:
     several = [node for node in all_nodes(model.graph.node) if len(list(bodies_of(node))) > 1]
     for node in several:
-        stated = list(node.attribute)[::-1]
+        attributes = list(node.attribute)[::-1]
         del node.attribute[:]
-        node.attribute.extend(stated)
+        node.attribute.extend(attributes)
     return model if several else None
 
 
 @rewrite
-def weights_move_into_the_bodies_that_read_them(model: ModelProto, _: random.Random) -> ModelProto | None:
-    held = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in interface(model)}
+def weights_move_into_the_bodies_of_their_readers(model: ModelProto, _: random.Random) -> ModelProto | None:
+    weights = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in interface(model)}
     count = 0
     for graph in list(all_graphs(model.graph))[1:]:
-        for name in dict.fromkeys(name for node in graph.node for name in node.input if name in held):
-            copy = clone(held[name])
+        for name in dict.fromkeys(name for node in graph.node for name in node.input if name in weights):
+            copy = clone(weights[name])
             copy.name, count = f"{name}_inside_{count}", count + 1
             graph.initializer.append(copy)
             for node in graph.node:
@@ -371,7 +371,7 @@ def weights_move_into_the_bodies_that_read_them(model: ModelProto, _: random.Ran
 
 
 @rewrite
-def identities_and_dead_code_stand_in_bodies(model: ModelProto, rng: random.Random) -> ModelProto | None:
+def bodies_get_identities_and_dead_code(model: ModelProto, rng: random.Random) -> ModelProto | None:
     name, graphs = fresh(model, "inside"), list(all_graphs(model.graph))[1:]
     for graph in graphs:
         nodes = list[NodeProto]()
@@ -394,15 +394,15 @@ def inputs_and_outputs_are_reordered(model: ModelProto, _: random.Random) -> Mod
     if max(len(model.graph.input), len(model.graph.output)) < 2:
         return None
     for ports in (model.graph.input, model.graph.output):
-        turned = list(ports)[::-1]
+        ports_reversed = list(ports)[::-1]
         del ports[:]
-        ports.extend(turned)
+        ports.extend(ports_reversed)
     return model
 
 
 @rewrite
 def attributes_are_defaults_of_functions(model: ModelProto, _: random.Random) -> ModelProto | None:
-    opset, made = next(o for o in model.opset_import if not o.domain), len(model.functions)
+    opset, before = next(o for o in model.opset_import if not o.domain), len(model.functions)
     for number, node in enumerate(model.graph.node):
         if node.op_type not in ("Cast", "Concat", "Gemm", "LayerNormalization", "Softmax", "Transpose"):
             continue
@@ -417,11 +417,11 @@ def attributes_are_defaults_of_functions(model: ModelProto, _: random.Random) ->
         node.domain, node.op_type = "defaults", function.name
         del node.attribute[:]
     model.opset_import.append(helper.make_opsetid("defaults", 1))
-    return model if len(model.functions) > made else None
+    return model if len(model.functions) > before else None
 
 
 @rewrite
-def names_of_alike_nodes_are_exchanged(model: ModelProto, rng: random.Random) -> ModelProto:
+def names_of_similar_nodes_are_shuffled(model: ModelProto, rng: random.Random) -> ModelProto:
     for kind in sorted({node.op_type for node in model.graph.node}):
         nodes = [node for node in model.graph.node if node.op_type == kind]
         names = [node.name for node in nodes]

@@ -1,7 +1,7 @@
-"""Changes of precision that the CI gate must see, generated: pairs of models of one class, each pair a case.
+"""Generated changes of precision that the CI gate must notice: pairs of models in classes.
 
-Attributes and types are not listed by hand: they are read out of the schemas of onnx and onnxruntime, so that an
-operator or attribute that a later release brings is a case by itself.
+Attributes and types come from the schemas of onnx and onnxruntime, so that operators and attributes of later releases
+become cases automatically.
 """
 
 import itertools
@@ -28,7 +28,7 @@ OPSETS = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Two models that differ in precision. `op`: the op that must be told, if one must."""
+    """Two models that differ in precision. `op`: the op that the gate must name, if any."""
 
     name: str
     before: ModelProto
@@ -37,17 +37,17 @@ class Case:
 
 
 def value(name: str, spelled: str) -> ValueInfoProto:
-    """A value of the type that a schema spells: "seq(tensor(float))"."""
+    """Declare a value of a type in a schema's spelling: "seq(tensor(float))"."""
     known = parse_type(spelled)
     assert known.dtype is not None, spelled
     tensor = helper.make_tensor_type_proto(known.dtype.code, (4, 4))
-    made = {
+    protos = {
         "tensor": tensor,
         "seq": helper.make_sequence_type_proto(tensor),
         "optional": helper.make_optional_type_proto(tensor),
         "optional(seq)": helper.make_optional_type_proto(helper.make_sequence_type_proto(tensor)),
     }
-    return helper.make_value_info(name, made[known.container])
+    return helper.make_value_info(name, protos[known.container])
 
 
 def sound(proto: ModelProto) -> bool:
@@ -69,7 +69,7 @@ def parsed(text: str, opset: int = 21) -> ModelProto:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator as its schema has it. Formals: name, type variable or type, option."""
+    """An operator's schema. Formal parameters: name, type variable or type, option."""
 
     domain: str
     name: str
@@ -84,12 +84,12 @@ class Operator:
         return f"{self.domain}::{self.name}" if self.domain else self.name
 
     @property
-    def told(self) -> str:
-        """The op that a difference names: casts and copies are told by what reads them, or as casts."""
+    def expected(self) -> str:
+        """The op that a diff must name; casts and copies are reported by their readers or as casts."""
         return "" if self.name in ("Cast", "CastLike", "Identity") else self.kind
 
     def choices(self, variable: str) -> list[str]:
-        """The types of a variable that a tensor may have, floats first."""
+        """Return the dense types that a variable may have, floats first."""
         legal = sorted(self.types.get(variable, (variable,)))
         typed = [t for t in legal if (known := parse_type(t)).dtype is not None and known.container != "sparse_tensor"]
         return sorted(typed, key=lambda t: (not t.endswith("(float)"), "float" not in t, "int" not in t))
@@ -97,39 +97,39 @@ class Operator:
     def model(
         self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool = False
     ) -> ModelProto | None:
-        """The operator alone, its variables of these types, its inputs those of the model or constants.
+        """Build a model of only this operator with these types; its inputs are the model's or constants.
 
-        None if that is not a model: a schema does not say all that an operator asks for.
+        None if that is not a valid model, because a schema does not state all requirements.
         """
         try:
-            made = self._alone(chosen, stated, constants=constants)
+            proto = self._alone(chosen, stated, constants=constants)
         except (AssertionError, IndexError, KeyError):
             return None
-        return made if sound(made) else None
+        return proto if sound(proto) else None
 
     def _alone(self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool) -> ModelProto:
-        wanted = [formal[2] != "Optional" or formal[1] in chosen for formal in self.inputs]
-        read = [f"x{i}" if there else "" for i, there in enumerate(wanted)]
+        present = [formal[2] != "Optional" or formal[1] in chosen for formal in self.inputs]
+        read = [f"x{i}" if there else "" for i, there in enumerate(present)]
         while read and not read[-1]:
             read.pop()
-        made = [f"y{i}" for i, _ in enumerate(self.outputs)]
+        results = [f"y{i}" for i, _ in enumerate(self.outputs)]
         types = [chosen.get(formal[1]) or self.choices(formal[1])[0] for formal in self.inputs[: len(read)]]
-        node = helper.make_node(self.name, read, made, domain=self.domain, name="the_op", **stated)
-        held, fed = [], []
+        node = helper.make_node(self.name, read, results, domain=self.domain, name="the_op", **stated)
+        weights, fed = [], []
         for name, spelled in zip(read, types, strict=True):
             if not name:
                 continue
             dtype = parse_type(spelled).dtype
             if constants and spelled.startswith("tensor(") and dtype is not None and dtype is not DType.STRING:
-                held.append(weight(name, dtype, (4, 4)))
+                weights.append(weight(name, dtype, (4, 4)))
             else:
                 fed.append(value(name, spelled))
-        graph = helper.make_graph([node], "g", fed, [ValueInfoProto(name=name) for name in made], held)
+        graph = helper.make_graph([node], "g", fed, [ValueInfoProto(name=name) for name in results], weights)
         return helper.make_model(graph, opset_imports=OPSETS, ir_version=IR)
 
 
 def operators() -> Iterator[Operator]:
-    """All operators that onnx and onnxruntime define, at the newest opset, without those with bodies."""
+    """Yield all operators of onnx and onnxruntime at the newest opset, except those with bodies."""
     history = [s for s in onnx.defs.get_all_schemas_with_history() if not s.domain and s.since_version <= OPSET]
     for schema in {s.name: s for s in sorted(history, key=lambda s: s.since_version)}.values():
         if schema.deprecated:
@@ -164,11 +164,11 @@ NEEDED = {**{kind: values[0] for kind, values in VALUES.items()}, "TENSOR": help
 
 FLOAT8 = DType.FLOAT8E4M3FN
 NEEDED_BY: Mapping[tuple[str, str], object] = {("Cast", "to"): FLOAT8.code}
-"""A Cast saturates towards 8 bits alone."""
+"""A Cast only saturates to 8 bits."""
 
 
 def base_of(op: Operator) -> dict[str, object]:
-    """The attributes that an operator cannot do without; all, if onnxruntime's table does not say which these are."""
+    """Return the required attributes of an operator; all, if onnxruntime's table does not tell."""
     if not op.domain:
         required = [n for n, a in onnx.defs.get_schema(op.name, OPSET, "").attributes.items() if a.required]
     else:
@@ -182,7 +182,7 @@ def like(op: Operator) -> dict[str, str]:
 
 
 def attributes() -> Iterator[Case]:
-    """Each attribute that says how an operator computes: with another value, and left out."""
+    """Change and omit each attribute that affects an operator's computation."""
     for op in operators():
         needed = base_of(op)
         for name, kind in op.attributes.items():
@@ -191,16 +191,16 @@ def attributes() -> Iterator[Case]:
             default = helper.get_attribute_value(op.defaults[name]) if name in op.defaults else None
             default = default.decode() if isinstance(default, bytes) else default
             one, other = [v for v in VALUES[kind] if v != default][:2]
-            made = [op.model(like(op), {**needed, name: v}) for v in (one, other)]
+            a, b = (op.model(like(op), {**needed, name: v}) for v in (one, other))
             without = op.model(like(op), {n: v for n, v in needed.items() if n != name})
-            if made[0] is not None and made[1] is not None:
-                yield Case(f"{op.kind}.{name}: {one} to {other}", made[0], made[1], op.told)
-            if made[1] is not None and without is not None and name not in needed:
-                yield Case(f"{op.kind}.{name}: {other} left out", made[1], without, op.told)
+            if a is not None and b is not None:
+                yield Case(f"{op.kind}.{name}: {one} to {other}", a, b, op.expected)
+            if b is not None and without is not None and name not in needed:
+                yield Case(f"{op.kind}.{name}: {other} left out", b, without, op.expected)
 
 
 def types_of_operands(*, constants: bool) -> Iterator[Case]:
-    """Each type variable of each operator, in each pair of neighbouring legal types."""
+    """Change each type variable of each operator between neighboring legal types."""
     for op in operators():
         needed = base_of(op)
         for variable in op.types:
@@ -208,9 +208,9 @@ def types_of_operands(*, constants: bool) -> Iterator[Case]:
             if not any(formal[1] == variable for formal in op.inputs):
                 continue
             for one, other in itertools.islice(itertools.pairwise(choices), 4):
-                made = [op.model({variable: t}, needed, constants=constants) for t in (one, other)]
-                if made[0] is not None and made[1] is not None:
-                    yield Case(f"{op.kind} {variable}: {one} to {other}", made[0], made[1], op.told)
+                a, b = (op.model({variable: t}, needed, constants=constants) for t in (one, other))
+                if a is not None and b is not None:
+                    yield Case(f"{op.kind} {variable}: {one} to {other}", a, b, op.expected)
 
 
 # -- types in texts ------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ FLOAT_CODES = (DType.FLOAT8E4M3FN, DType.FLOAT8E5M2, DType.FLOAT8E4M3FNUZ, DType
 
 
 def typed(text: str, dtype: DType, opset: int = 23) -> ModelProto:
-    """The model of a text in which `double` and 99 stand for a type; what no node makes are weights."""
+    """Parse a model in which `double` and 99 stand for a type; values that no node produces become weights."""
     proto = parsed(text, opset)
     for graph in all_graphs(proto.graph):
         for formal in (*graph.input, *graph.output, *graph.value_info):
@@ -233,12 +233,12 @@ def typed(text: str, dtype: DType, opset: int = 23) -> ModelProto:
                 a.i = dtype.code
             if a.t.data_type == TensorProto.DOUBLE:
                 a.t.CopyFrom(weight("", dtype, a.t.dims))
-    made = {name for node in proto.graph.node for name in node.output}
-    for info in [info for info in proto.graph.value_info if info.name not in made]:
+    results = {name for node in proto.graph.node for name in node.output}
+    for info in [info for info in proto.graph.value_info if info.name not in results]:
         tensor = info.type.tensor_type
-        held = weight(info.name, DType.of(tensor.elem_type), [d.dim_value for d in tensor.shape.dim])
-        held.raw_data = bytes([len(proto.graph.initializer) + 1]) * len(held.raw_data)  # each holds other numbers
-        proto.graph.initializer.append(held)
+        array = weight(info.name, DType.of(tensor.elem_type), [d.dim_value for d in tensor.shape.dim])
+        array.raw_data = bytes([len(proto.graph.initializer) + 1]) * len(array.raw_data)  # different numbers each
+        proto.graph.initializer.append(array)
         proto.graph.value_info.remove(info)
     return proto
 
@@ -296,7 +296,7 @@ BRANCHES = """g (bool c, float[4] x) => (float[4] y) {
 }"""
 FOREIGN = "foreign::Op"
 
-# By class: what a text is about, the text, the types that it is tried with, and the op that must be told.
+# By class: a description, the text, its types, and the op that the gate must name.
 TYPED: Mapping[str, Sequence[tuple[str, str, Sequence[DType], str]]] = {
     "casts": [
         (
@@ -358,9 +358,9 @@ TYPED: Mapping[str, Sequence[tuple[str, str, Sequence[DType], str]]] = {
     "bodies": [
         ("a Loop state", STATES, (*FLOATS, DType.DOUBLE), ""),
         ("an inner Loop state", INNER_STATES, (*FLOATS, DType.DOUBLE), ""),
-        ("a state that is rounded on its way", ROUNDED_STATES, (DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16), ""),
+        ("a rounded Loop state", ROUNDED_STATES, (DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16), ""),
         ("a Scan state", SCANS, (*FLOATS, DType.DOUBLE), ""),
-        ("what branches hand out", BRANCHES, (*FLOATS, DType.DOUBLE), ""),
+        ("the results of branches", BRANCHES, (*FLOATS, DType.DOUBLE), ""),
     ],
 }
 
@@ -371,7 +371,7 @@ def of_texts(name: str) -> Iterator[Case]:
             yield Case(f"{what}: {one.spelling} to {other.spelling}", typed(text, one), typed(text, other), op)
 
 
-# -- operators that nobody knows ----------------------------------------------------------------------------------
+# -- operators without a schema -----------------------------------------------------------------------------------
 
 PAIRS: Mapping[str, tuple[object, object]] = {
     "bits": (8, 4),
@@ -388,7 +388,7 @@ PAIRS: Mapping[str, tuple[object, object]] = {
 
 
 def foreign() -> Iterator[Case]:
-    """Attributes of operators without a schema: with another value, and left out."""
+    """Change and omit attributes of operators without a schema."""
 
     def op(**stated: object) -> ModelProto:
         proto = parsed(f"{X_TO_Y} {{ [op] y = foreign.Op (x) }}")
@@ -407,14 +407,14 @@ ALIKE = """{0}w = Cast <to = {1}> (w{0}) {0}x = Cast <to = {1}> (x) {0}m = MatMu
 
 
 def branches() -> Iterator[Case]:
-    """Two alike branches that exchange precision, and their order in the file."""
+    """Exchange the precision of two similar branches, and their order in the file."""
     for outputs, join in (("float[4, 4] p, float[4, 4] q", ""), ("float[?, ?] y", "y = Concat <axis = 0> (p, q)")):
         for one, other in itertools.combinations((*FLOATS, DType.DOUBLE), 2):
             text = f"g (float[4, 4] x) => ({outputs}) <float[4, 4] wp, float[4, 4] wq> {{{{ {{}} {{}} {join} }}}}"
             before = text.format(ALIKE.format("p", one.code), ALIKE.format("q", other.code))
             after = text.format(ALIKE.format("q", one.code), ALIKE.format("p", other.code))
-            made = (typed(each, DType.DOUBLE) for each in (before, after))
-            yield Case(f"branches of {one.spelling} and {other.spelling}, {join or 'apart'}", *made)
+            models = (typed(each, DType.DOUBLE) for each in (before, after))
+            yield Case(f"branches of {one.spelling} and {other.spelling}, {join or 'separate'}", *models)
 
 
 CLASSES: Mapping[str, Callable[[], Iterator[Case]]] = {

@@ -1,4 +1,4 @@
-"""The CI gate sees every change of precision, also one hidden in a shipped model, and is quiet about other rewrites."""
+"""The CI gate notices every change of precision, even one hidden in a real model, and accepts other rewrites."""
 
 import random
 from collections.abc import Callable
@@ -36,12 +36,12 @@ LEAST = {
     "bodies": 19,
     "exchanged branches": 12,
 }
-"""Cases of each class at least: a generator that makes fewer tests less than it says."""
+"""The smallest number of cases of each class, so that no generator silently produces fewer."""
 
 
 @cache
 def cases(name: str) -> tuple[Case, ...]:
-    """The cases of a class that are models; some element types are not legal for some operators."""
+    """Return the valid cases of a class; some operators do not allow some element types."""
     return tuple(case for case in CLASSES[name]() if sound(case.before) and sound(case.after))
 
 
@@ -81,14 +81,14 @@ Sneak = Callable[[ModelProto, random.Random], str]
 
 
 def live(proto: ModelProto) -> list[NodeProto]:
-    """The nodes from which an output is computed."""
+    """Return the nodes that contribute to an output."""
     read = {formal.name for formal in proto.graph.output}
-    kept = []
+    found = []
     for node in reversed(proto.graph.node):
         if read & set(node.output):
-            kept.append(node)
+            found.append(node)
             read |= set(node.input)
-    return kept[::-1]
+    return found[::-1]
 
 
 def an_edge_is_rounded(proto: ModelProto, rng: random.Random) -> str:
@@ -120,10 +120,10 @@ def an_op_runs_in_bfloat16(proto: ModelProto, rng: random.Random) -> str:
         casts.append(helper.make_node("Cast", [read], [low], to=TensorProto.BFLOAT16))
         node.input[slot] = low
     put_before(proto.graph, node, *casts)
-    low, made = name(), node.output[0]
-    at = next(i for i, other in enumerate(proto.graph.node) if other.output[:] == [made])
+    low, result = name(), node.output[0]
+    at = next(i for i, other in enumerate(proto.graph.node) if other.output[:] == [result])
     proto.graph.node[at].output[0] = low
-    proto.graph.node.insert(at + 1, helper.make_node("Cast", [low], [made], to=TensorProto.FLOAT))
+    proto.graph.node.insert(at + 1, helper.make_node("Cast", [low], [result], to=TensorProto.FLOAT))
     return node.op_type
 
 
@@ -144,7 +144,7 @@ def disguised(proto: ModelProto, name: str, rng: random.Random) -> ModelProto | 
 @pytest.mark.parametrize("disguise", DISGUISES)
 @pytest.mark.parametrize("sneak", SNEAKS)
 def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -> None:
-    ran = 0
+    count = 0
     for name in SHIPPED:
         before, report = shipped(name)
         for seed in range(2):
@@ -159,8 +159,8 @@ def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -
             except ModelError:
                 continue  # the schema of an old opset does not allow the type
             assert not op or delta.fails(), (name, seed, op)
-            ran += 1
-    assert ran >= 2
+            count += 1
+    assert count >= 2
 
 
 # -- rewrites that change no precision --------------------------------------------------------------------
@@ -184,7 +184,7 @@ DEQUANTIZED = """g (float[4, 4] x) => (float[4, 4] y) <float[{0}] s, double[{0}]
 
 
 def twin_weights() -> ModelProto:
-    """A model with equal weights under two names."""
+    """Build a model with equal weights under two names."""
     proto = parsed("g (float[4, 4] x) => (float[4, 4] y) { a = MatMul (x, w) b = Relu (a) y = MatMul (b, v) }")
     numbers = np.eye(4, dtype=np.float32)
     proto.graph.initializer.extend(numpy_helper.from_array(numbers, name) for name in ("w", "v"))
@@ -193,7 +193,7 @@ def twin_weights() -> ModelProto:
 
 @cache
 def models() -> dict[str, tuple[ModelProto, Report]]:
-    """Shipped models, what conversions made of some, and small ones for rare places."""
+    """Return exported models, conversions of some, and small models of rare features."""
     folder = TESTS / "models"
     names = ("bert_ts13", "cnn_dynamo18", "if_ts13", "llama_dynamo21", "loop_dynamo21", "lstm_ts13")
     protos = {name: onnx.load(folder / f"{name}.onnx") for name in names}
@@ -209,7 +209,7 @@ def models() -> dict[str, tuple[ModelProto, Report]]:
 
 @pytest.mark.parametrize("name", REWRITES)
 def test_a_rewrite_without_a_change_of_precision_passes(name: str) -> None:
-    ran = 0
+    count = 0
     for model, (proto, report) in models().items():
         copy = clone(proto)
         rewritten = REWRITES[name](copy, random.Random(f"{name}{model}"))
@@ -217,8 +217,8 @@ def test_a_rewrite_without_a_change_of_precision_passes(name: str) -> None:
             after = report_in(Model.load(rewritten))
             assert diff(report, after).text(verbose=True) == "no difference\n", model
             assert diff(after, report).text(verbose=True) == "no difference\n", f"{model}, back"
-            ran += 1
-    assert ran
+            count += 1
+    assert count
 
 
 @pytest.mark.parametrize("opset", [18, 21, 22])
@@ -237,8 +237,8 @@ def test_an_attribute_that_became_an_input_is_not_a_difference(opset: int) -> No
     for number, node in enumerate(new.graph.node):
         for name in texts.get(node.op_type, ()):
             moved = next(a for a in node.attribute if a.name == name)
-            held = np.array(helper.get_attribute_value(moved), np.float32 if moved.type == moved.FLOAT else np.int64)
-            new.graph.initializer.append(numpy_helper.from_array(held, f"{name}_{number}"))
+            array = np.array(helper.get_attribute_value(moved), np.float32 if moved.type == moved.FLOAT else np.int64)
+            new.graph.initializer.append(numpy_helper.from_array(array, f"{name}_{number}"))
             node.input.append(f"{name}_{number}")
             node.attribute.remove(moved)
     del new.opset_import[:]

@@ -1,1 +1,1 @@
-"""What needs an NVIDIA GPU, and the suite of measurements that runs on one."""
+"""Tests and measurements on an NVIDIA GPU."""

@@ -1,4 +1,4 @@
-"""Fixtures of the GPU suite: the modules of benchmarks/gpu, and one small model as a skeleton and grown again."""
+"""Fixtures of the GPU suite: the commands of benchmarks/gpu, and a small model as skeleton and with weights."""
 
 import sys
 from functools import partial
@@ -10,7 +10,7 @@ from support.commands import output_of
 from support.paths import ROOT
 
 if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # tests import benchmarks, as `run.py` does
+    sys.path.append(str(ROOT))  # tests import benchmarks like `run.py`
 
 RUN = str(ROOT / "benchmarks" / "run.py")
 SMALL = "dense_tiny"
@@ -21,7 +21,7 @@ benchmark = partial(output_of, sys.executable, RUN)
 
 @pytest.fixture(scope="session")
 def skeletons(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dense network, small, in every way that needs no other tool, as skeletons."""
+    """Write skeletons of the small dense network in every variant that needs no other tool."""
     folder = tmp_path_factory.mktemp("skeletons")
     benchmark("gpu_make", folder, SMALL)
     return folder
@@ -29,7 +29,7 @@ def skeletons(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def grown(skeletons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with its weights."""
+    """Write the same model with its weights."""
     folder = tmp_path_factory.mktemp("grown")
     benchmark("gpu_grow", skeletons, folder, "--workers", 1)
     return folder

@@ -1,4 +1,4 @@
-"""Nodes of a layer on CUDA, in the graph that onnxruntime's optimizer leaves at its default level; nothing is run."""
+"""Nodes of a layer on CUDA after onnxruntime's default optimization; nothing is run."""
 
 import logging
 from collections.abc import Callable
@@ -52,23 +52,23 @@ CLAIMS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
     "gpt2": (gpt2, {"Gemm": 0, "attention": 2, "causal": 2, "norm": 5, "GELU, SiLU": 2}),
     "llama": (llama, {"Gemm": 0, "attention": 2, "causal": 2, "norm": 5, "Expand, Concat": 0}),
 }
-"""A model and what its layers consist of: of BERT six products each, of which one alone keeps a bias; of norms, one
-belongs to no layer."""
+"""Models and the contents of their layers: in BERT, six products per layer, one of them with a bias; one norm belongs
+to no layer."""
 
 
 def opened(name: str, opset: int, folder: Path) -> dict[str, int]:
-    """The counts of a conversion in float16, which opens on the CPU, too."""
+    """Return the counts of a float16 conversion, which must also open on the CPU."""
     import torch
 
     from benchmarks.gpu import gpu_builds
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     torch.manual_seed(gpu_builds.SEED)
-    source, made = folder / f"{name}{opset}.onnx", folder / f"{name}{opset}_low.onnx"
+    source, low = folder / f"{name}{opset}.onnx", folder / f"{name}{opset}_low.onnx"
     gpu_builds.Module(CLAIMS[name][0]()).write(source, opset)
-    amp_rewrite.convert(source).save(made)
-    gpu_fused.optimized(made, "CPUExecutionProvider")
-    return gpu_fused.under_stub(made)
+    amp_rewrite.convert(source).save(low)
+    gpu_fused.optimized(low, "CPUExecutionProvider")
+    return gpu_fused.under_stub(low)
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -1,4 +1,4 @@
-"""On a real GPU: `make gpu` runs these. Elsewhere they are skipped."""
+"""Tests on a real GPU (`make gpu`), skipped elsewhere."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not cuda_opens(), reason="no CUDA provider opens here"),
 ]
 MODELS = ROOT / "examples" / "models"
-# Two of the 360 digits, as the demo allows.
+# Two of the 360 digits, as in the demo.
 LOST_ANSWERS = 2
 
 
@@ -70,14 +70,14 @@ def test_half_precision_weights_take_less_gpu_memory(tmp_path: Path) -> None:
     found = amp_rewrite.bench([full, half], {"x": np.ones((1, 4096), np.float32)}, rounds=1)
     before, after = found.entries[0].memory, found.entries[-1].memory
     assert before is not None and after is not None
-    # The weights alone are 64 MiB and 32 MiB; what a library loads for itself differs by a few.
+    # The weights take 64 MiB and 32 MiB; the libraries' own memory differs by a few.
     assert before - after > 20 << 20
 
 
-# -- kinds of models: what a conversion makes of each runs, and gives its numbers ---------------------------
+# -- kinds of models ----------------------------------------------------------------------------------------
 
 NEAR = {"float16": 2.0**-7, "bfloat16": 2.0**-4}
-"""Distance (L2) from float32 that a few layers of rounding stay below: eight units in the last place."""
+"""The L2 distance from float32 allowed for a few layers of rounding: eight units in the last place."""
 TRANSFORMERS = (
     "bert_dynamo20",
     "gpt2_dynamo18",
@@ -99,7 +99,7 @@ Run = Callable[[Mapping[str, Any]], list[Array]]
 
 
 def opened(model: Any, **settings: str) -> Run:
-    """Open a model on the GPU; return what runs it, on floats in the types that it declares, and gives float32.
+    """Open a model on the GPU; return a function that casts its inputs and returns float32.
 
     `settings` are options of the CUDA provider.
     """
@@ -116,14 +116,14 @@ def opened(model: Any, **settings: str) -> Run:
 
 
 def distance(wanted: list[Array], got: list[Array]) -> float:
-    """Return the distance over all outputs, relative to what is wanted."""
+    """Return the distance over all outputs, relative to the expected norm."""
     a, b = (np.concatenate([x.ravel().astype(np.float64) for x in side]) for side in (wanted, got))
     assert np.isfinite(b).all()
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
 
 def batch_of(name: str) -> tuple[Arrays, list[Array]]:
-    """Return the inputs of an exported model, and what PyTorch made of them."""
+    """Return the inputs of an exported model and PyTorch's outputs."""
     return batch(name, "input"), list(batch(name, "output").values())
 
 
@@ -146,7 +146,7 @@ def test_operators_of_onnxruntime_agree_with_the_ops_they_replace(body: str) -> 
 
 
 def convolution(opset: int) -> onnx.ModelProto:
-    """A convolution of 8 to 16 channels and a Relu, with drawn weights."""
+    """Build a convolution of 8 to 16 channels and a Relu, with random weights."""
     text = f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[2,8,16,16] x) => (float[2,16,16,16] y)
         {{ c = Conv <pads = [1, 1, 1, 1]> (x, w)  y = Relu (c) }}"""
     model = onnx.parser.parse_model(text)
@@ -187,7 +187,7 @@ def test_a_recorded_graph_of_a_converted_model_gives_the_same_results(name: str)
     fixed = onnx.shape_inference.infer_shapes(fixed)
     wanted = opened(Model.load(fixed))(inputs)
     binding = Session(fixed, policy="float32", providers=[CUDA, CPU], cuda_graph=True).bind(inputs)
-    for _ in range(3):  # two plain runs, one that records, and what it replays
+    for _ in range(3):  # two plain runs and one that records the graph
         binding.run()
     assert distance(wanted, [np.float32(value) for value in binding.arrays().values()]) < 2.0**-10
 
@@ -206,14 +206,14 @@ def test_decoding_with_a_half_precision_cache_gives_the_float32_tokens() -> None
     pasts = {runner: {name: inputs[name] for name in names} for runner in (float32, half)}
     tokens = inputs["input_ids"]
     for _ in range(6):
-        said = {}
+        answers = {}
         for runner in (float32, half):
             logits, *presents = runner({"input_ids": tokens, **pasts[runner]})
             seen = inputs[names[0]].shape[2]
             pasts[runner] = {k: v[:, :, -seen:] for k, v in zip(names, presents, strict=True)}
-            said[runner] = logits
-        assert distance([said[float32]], [said[half]]) < NEAR["float16"]
-        tokens = said[float32].argmax(-1).astype(tokens.dtype)
+            answers[runner] = logits
+        assert distance([answers[float32]], [answers[half]]) < NEAR["float16"]
+        tokens = answers[float32].argmax(-1).astype(tokens.dtype)
 
 
 STATE = """<ir_version: 10, opset_import: ["": 20]> g (float16[2, 8] state, float[2, 8] x) => (float16[2, 8] next)
@@ -241,12 +241,12 @@ LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h
 
 def test_a_converted_model_runs_on_the_gpu_and_agrees_with_float32() -> None:
     if hardware().gpus[0].capability < (7, 0):
-        pytest.skip("this GPU gains nothing by float16")
+        pytest.skip("float16 is not faster on this GPU")
     session = Session(CNN, policy="mixed_float16", cache=None)
     assert (session.notes, session.converted, session.get_providers()) == ((), True, [CUDA, CPU])
     expected = Session(CNN, providers=[CPU]).run({"image": IMAGES})["probability"]
     found = session.run({"image": IMAGES})["probability"]
-    # Probabilities of a five-layer network in float16, whose eps is 2**-10: an error of ten of them at most.
+    # Probabilities of a five-layer network in float16: an error of at most ten eps of 2**-10.
     np.testing.assert_allclose(found, expected, atol=10 * 2.0**-10, rtol=0)
 
 
@@ -313,8 +313,8 @@ def test_a_run_resumed_on_the_gpu_ends_with_the_same_bits(options: dict[str, Any
 
 @pytest.mark.parametrize(("backend", "world"), [("nccl", 1), ("gloo", 2)])
 def test_replicas_on_the_gpu_train_as_one_process(backend: str, world: int, tmp_path: Path) -> None:
-    ended = started(tmp_path, "--backend", backend, world=world)
-    assert [code for code, _ in ended] == [0] * world, ended
+    results = started(tmp_path, "--backend", backend, world=world)
+    assert [code for code, _ in results] == [0] * world, results
     states = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(world)]
     alone = Loop()
     for rows in batches(STEPS):

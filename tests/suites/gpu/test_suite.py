@@ -1,4 +1,4 @@
-"""The GPU measurement, without a GPU: its road on the CPU provider."""
+"""The GPU measurements run on the CPU provider."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ from support.commands import run
 from support.fusing import outputs_of
 
 KINDS = ("latency", "training")
-"""Kinds that need neither a GPU nor PyTorch; ops and their emulation have tests of their own."""
+"""Kinds that need neither a GPU nor PyTorch; ops and their emulation are tested elsewhere."""
 
 
 def measure(models: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -42,10 +42,11 @@ def test_the_whole_suite_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown:
     first = measure(grown, tmp_path, *words)
     assert first.returncode == 0, first.stderr
     rows = rows_of(tmp_path)
-    # onnxruntime's CPU provider has no bfloat16 kernels; what was not asked for has no row.
-    made = {name: row for name, row in rows.items() if row}
-    assert {name for name, row in made.items() if "fault" in row} == {name for name in made if "bfloat16" in name}
-    assert {name.split()[0] for name in made} == set(KINDS)
+    # onnxruntime's CPU provider has no bfloat16 kernels; other kinds have no row.
+    measured = {name: row for name, row in rows.items() if row}
+    faulty = {name for name, row in measured.items() if "fault" in row}
+    assert faulty == {name for name in measured if "bfloat16" in name}
+    assert {name.split()[0] for name in measured} == set(KINDS)
     assert set(rows[f"latency {SMALL}"]["faults"]) == {
         "torch_half",
         "ort_opt",
@@ -56,8 +57,8 @@ def test_the_whole_suite_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown:
         "amp_bf16",
         "amp_bf16_opset",
     }
-    told = json.loads((tmp_path / "gpu.json").read_text("utf-8"))
-    assert told["machine"]["provider"] == CPU and told["machine"]["tiny"]
+    machine = json.loads((tmp_path / "gpu.json").read_text("utf-8"))["machine"]
+    assert machine["provider"] == CPU and machine["tiny"]
     page = (tmp_path / "gpu.md").read_text("utf-8")
     assert "no time means anything" in page and "CPU: half precision is slower here" in page
     second = measure(grown, tmp_path, *words)
@@ -67,11 +68,11 @@ def test_the_whole_suite_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown:
 @pytest.mark.skipif(cuda_opens(), reason="a CUDA provider opens here")
 def test_without_a_gpu_nothing_is_measured_and_a_message_says_so(grown: Path, tmp_path: Path) -> None:
     done = measure(grown, tmp_path / "out")
-    said = (
+    message = (
         "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
         " --provider cpu --tiny goes the same road"
     )
-    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, said)
+    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, message)
     assert not (tmp_path / "out").exists()
 
 
@@ -85,8 +86,8 @@ def test_files_in_the_checkout_are_not_packed_again(skeletons: Path, tmp_path: P
     assert rest.read_bytes() == whole.read_bytes()
 
 
-def road_of(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
-    """The rows and the page behind a pack of skeletons, by the plan for a GPU."""
+def measured(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
+    """Pack skeletons and run the plan for a GPU; return its rows and page."""
     pack, out = folder / "pack", folder / "out"
     benchmark("gpu_pack", skeletons, "--out", pack, "--no-runtime")
     places = ("--pack", pack, "--dest", folder / "dest", "--models", folder / "models", "--out", out)
@@ -95,7 +96,7 @@ def road_of(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def test_a_pack_is_tabulated_without_a_gpu(skeletons: Path, tmp_path: Path) -> None:
-    rows, page = road_of(skeletons, tmp_path)
+    rows, page = measured(skeletons, tmp_path)
     assert [name for name, row in rows.items() if "time" in row] == [f"beside {SMALL}"]
     assert f"| {SMALL} | plain command |" in page
 
@@ -111,8 +112,8 @@ def test_pytorch_computes_the_same_as_the_skeletons_model(tmp_path: Path) -> Non
     gpu_grow.grow(tmp_path, tmp_path, name)
     batch = gpu_models.batch_of(tmp_path / f"{name}.npz")
     wanted = outputs_of(onnx.load(tmp_path / f"{name}.float32.onnx"), batch)
-    made = gpu_beside.made_of({"models": str(tmp_path), "model": name})
-    found = made.module.eval()(*made.tensors.values()).detach().numpy()
+    placed = gpu_beside.made_of({"models": str(tmp_path), "model": name})
+    found = placed.module.eval()(*placed.tensors.values()).detach().numpy()
     assert gpu_turns.error(wanted, [found])["l2"] < 1e-5
 
 

@@ -1,1 +1,1 @@
-"""Small models after real code, each with the principle that it tries, beside two reference conversions."""
+"""Small models after real code, each testing a principle, compared with two reference conversions."""

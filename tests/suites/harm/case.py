@@ -1,4 +1,4 @@
-"""Cases of the suite: a small model, its inputs, the principle that it tries, and how far results may be off."""
+"""Cases of the suite: small models with inputs, the principle under test and the allowed error."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,23 +22,22 @@ from support.cases import ir_version
 from support.rounded_products import relative_error, rounded_products
 
 TOLERANCE = {DType.FLOAT16: 2e-2, DType.BFLOAT16: 16e-2}
-"""Largest error of an output, relative to its largest magnitude."""
+"""The largest allowed error of an output, relative to its largest magnitude."""
 HIT, NEAR = "hit", "near"
-"""A hit needs its principle; a near miss looks like one, and the principle must leave it alone."""
+"""A hit needs its principle; a near miss resembles one but must not trigger the principle."""
 WORDS = ("lowers", "stays", "reason")
 AnyCase = TypeVar("AnyCase", bound="Case")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One model of a principle.
+    """A model of a principle.
 
-    `text`: the graph in ONNX text; a line that starts with `* ` stands there `repeat` times, with the numbers of this
-    and the next repetition for `@t` and `@n`. `weights`: initializers that the text does not spell out, `feeds`: the
-    inputs; both are expressions over `np` and `rng`, a generator seeded by the name. `lowers`, `stays`: first outputs
-    of ops that must be low, or must not be. `types`: low types that the case tries. `tolerance`: another one than
-    `TOLERANCE`, as a factor, with its `reason`. `free`: the lengths of inputs and outputs are unknown, but for axes in
-    `fixed`.
+    `text`: the graph in ONNX text; a line that starts with `* ` is repeated `repeat` times, with the numbers of this
+    and the next repetition as `@t` and `@n`. `weights`: initializers outside the text, `feeds`: the inputs; both are
+    expressions over `np` and `rng`, a generator seeded by the name. `lowers`, `stays`: first outputs of ops that must
+    or must not be low. `types`: the low types to test. `tolerance`: a factor for `TOLERANCE`, with its `reason`.
+    `free`: the lengths of inputs and outputs are unknown, except for axes in `fixed`.
     """
 
     principle: str
@@ -69,7 +68,7 @@ class Case:
         return TOLERANCE[self.to] * self.tolerance
 
     def arrays(self, expression: str, times: int = 1) -> Iterator[dict[str, np.ndarray]]:
-        """Yield what an expression gives, several times; the generator that it draws from goes on."""
+        """Evaluate an expression several times with the same random generator."""
         rng = np.random.default_rng([ord(letter) for letter in self.name])
         terms = {"np": np, "rng": rng, "normal": lambda *shape: rng.standard_normal(shape)}
         code = compile(expression, self.name, "eval")
@@ -109,12 +108,12 @@ class Errors:
 
 @cache
 def converted(case: Case) -> Converted:
-    """Convert the model of a case, its ops apart from onnxruntime's own. Shared: never change it."""
+    """Convert the model of a case without onnxruntime's fused operators. The result is shared: never change it."""
     return convert(case.model(), to=case.to, **{"fuse": "basic", **case.options})
 
 
 def lowered(case: Case) -> set[str]:
-    """Return the first results of the ops that the conversion lowers."""
+    """Return the first results of the lowered ops."""
     result = converted(case)
     low = {op for (op, _), paint in result.coloring.paints.items() if paint.dtype is result.coloring.to}
     return {result.view.ops[op].node.output[0] for op in low}
@@ -135,8 +134,8 @@ def errors(case: Case) -> Errors:
 def table(path: Path, make: type[AnyCase]) -> Iterator[AnyCase]:
     """Yield the cases of a file in each type.
 
-    Blank lines part models. The comment above a model is `# hit: NAME` or `# near: NAME`, then a line for each field
-    of `make` that is not at its default.
+    Blank lines separate models. The comment above a model starts with `# hit: NAME` or `# near: NAME`, followed by a
+    line for each non-default field of `make`.
     """
     title, *blocks = path.read_text("utf-8").split("\n\n")
     assert title.startswith("# ")
@@ -170,9 +169,9 @@ def _repeated(lines: Sequence[str], times: int) -> str:
 
 TABLES = sorted(Path(__file__).parent.glob("*.onnxtxt"))
 CASES = tuple(replace(case, free=case.to.spelling == case.types[-1]) for path in TABLES for case in table(path, Case))
-"""Each in its types, in the last one with lengths that are free."""
+"""Each case in its types; in the last one lengths are free."""
 
 
 def every(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Make a test for each case, with its name."""
+    """Parametrize a test by cases, with their names as ids."""
     return pytest.mark.parametrize("case", cases, ids=map(str, cases))

@@ -1,4 +1,4 @@
-"""A conversion is never worse than rounding what products read and give, which these references do and nothing else."""
+"""A conversion is never worse than the references, which only round operands and results of products."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_operands_are_rounded_and_results_on_request(to: DType, text: str) -> No
     exact = rounded(np.exp(X), to) @ rounded(W, to)
     for results, expected in ((False, exact), (True, rounded(exact, to))):
         (found,) = objections.run(rounded_products(source, to, results=results), feeds, "BASIC")
-        # Float32 sums of four terms differ by order; a result beside the middle of two low numbers by one of them.
+        # Float32 sums of four terms depend on their order; near a tie a rounded result may differ by one step.
         np.testing.assert_allclose(found, expected, rtol=float(to.eps) if results else 1e-5, atol=1e-6)
     assert np.abs(exact - np.exp(X) @ W).max() > 1e-4
 

@@ -1,4 +1,4 @@
-"""The process in which hostile input is tried, and a folder with a model."""
+"""A sandboxed process for hostile input, and a folder with a model."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from suites.hostile.given import sound
 @pytest.fixture(scope="module")
 def cage() -> Iterator[Cage]:
     if not sys.platform.startswith("linux"):
-        pytest.skip("the limits of the cage are those of Linux")
+        pytest.skip("the limits of the sandbox need Linux")
     with Cage() as opened:
         yield opened
 

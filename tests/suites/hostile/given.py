@@ -1,4 +1,4 @@
-"""Sound models, and what a command line comes to beside hostile ones."""
+"""Valid models, and command lines on hostile ones."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def sound() -> ModelProto:
 
 
 def net(seed: int = 0, size: int = 600) -> ModelProto:
-    """A model with two weights of size × size, 1.4 MB each."""
+    """Build a model with two weights of size × size, 1.4 MB each."""
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 21]> net (float[2,{size}] x) => (float[2,{size}] y) {{
             h = MatMul (x, w)  y = MatMul (h, v) }}"""
@@ -45,7 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def attempt(cage: Cage, folder: Path, *words: str | Path) -> Outcome:
-    """What a command line comes to: success or one line, in little memory, without a traceback or a scratch file."""
+    """Run a command line that must succeed or print one line, in little memory, without leaving scratch files."""
     before = set(folder.glob(".amp-rewrite.*"))
     outcome = cage.run(*words, folder=folder)
     assert outcome.code in (0, 1) or outcome.refused, outcome
@@ -56,7 +56,7 @@ def attempt(cage: Cage, folder: Path, *words: str | Path) -> Outcome:
 
 
 def converting(cage: Cage, folder: Path, model: ModelProto | bytes, *words: str) -> Outcome:
-    """What converting a model comes to; nothing but its result is written."""
+    """Convert a model and check that nothing but its result is written."""
     (folder / "m.onnx").write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     (folder / "out.onnx").unlink(missing_ok=True)
     before = set(files(folder))

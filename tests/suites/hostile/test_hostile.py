@@ -1,5 +1,4 @@
-"""Models that are broken or ask for much in a few bytes: each ends in one clear line and exit code 2, soon, in little
-memory."""
+"""Broken or expensive models: each is refused with one clear line and exit code 2, quickly and in little memory."""
 
 import random
 from collections.abc import Callable
@@ -26,13 +25,13 @@ FOUND = sorted((TESTS / "suites" / "fuzz" / "corpus").glob("*/*"))
 
 
 def graph_of(words: str, *, opset: int = 21, functions: str = "") -> ModelProto:
-    """A model of one float[2,4] input x and one output y, whose graph body is `words`; nothing is checked."""
+    """Parse a model from float[2,4] x to y with these nodes, unchecked."""
     text = f"""<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>
     net (float[2,4] x, int64 n, bool b) => (float[2,4] y) {{ {words} }} {functions}"""
     return onnx.parser.parse_model(text)
 
 
-# -- what is no model -------------------------------------------------------------------------------------------
+# -- other files ------------------------------------------------------------------------------------------------
 
 NO_MODEL = {
     "nothing": (b"", "is empty"),
@@ -65,7 +64,7 @@ def test_a_model_truncated_anywhere_is_refused_or_read_as_a_shorter_one(tmp_path
     assert refused > len(content) / 2
 
 
-# -- numbers that lie -------------------------------------------------------------------------------------------
+# -- wrong numbers ----------------------------------------------------------------------------------------------
 
 
 def with_tensor(**fields: object) -> ModelProto:
@@ -84,7 +83,7 @@ LIES = {
     "no element type": with_tensor(dims=[4, 3], raw_data=bytes(48)),
     "too few bytes": with_tensor(data_type=1, dims=[4, 3], raw_data=bytes(47)),
     "too few floats": with_tensor(data_type=1, dims=[4, 3], float_data=[1.0]),
-    "strings that are none": with_tensor(data_type=8, dims=[4, 3], string_data=[b"\xff\xfe"] * 12),
+    "strings that are not UTF-8": with_tensor(data_type=8, dims=[4, 3], string_data=[b"\xff\xfe"] * 12),
 }
 
 
@@ -104,7 +103,7 @@ def test_an_invalid_opset_is_refused(cage: Cage, tmp_path: Path, opset: int) -> 
     assert converting(cage, tmp_path, model).refused
 
 
-# -- graphs that are none ---------------------------------------------------------------------------------------
+# -- invalid graphs ---------------------------------------------------------------------------------------------
 
 
 def changed(change: Callable[[ModelProto], object]) -> ModelProto:
@@ -114,7 +113,7 @@ def changed(change: Callable[[ModelProto], object]) -> ModelProto:
 
 
 def node(op_type: str, inputs: str, outputs: str = "y", **attributes: object) -> ModelProto:
-    """A model whose last op is this one."""
+    """Build a model with this last op."""
     model = sound()
     model.graph.node[1].CopyFrom(helper.make_node(op_type, inputs.split(), outputs.split(), **attributes))
     return model
@@ -133,9 +132,9 @@ def mistyped(op_type: str, inputs: str, name: str, value: object) -> ModelProto:
 BODY = GraphProto(name="body")
 INVALID: dict[str, ModelProto] = {
     "a cycle": graph_of("a = Add (x, c) c = Relu (a) y = Relu (c)"),
-    "an output that nothing makes": graph_of("z = Relu (x)"),
-    "a value made twice": graph_of("y = Relu (x) y = Neg (x)"),
-    "a body that reads what it makes": graph_of(
+    "an output without a producer": graph_of("z = Relu (x)"),
+    "a value defined twice": graph_of("y = Relu (x) y = Neg (x)"),
+    "a body that reads its op's result": graph_of(
         "y = If (b) <then_branch = t () => (z) { z = Relu (q) }, else_branch = e () => (z) { z = Relu (x) }>"
         "q = Neg (y)"
     ),
@@ -143,16 +142,16 @@ INVALID: dict[str, ModelProto] = {
     "two weights of one name": changed(
         lambda m: m.graph.initializer.append(TensorProto(name="w", data_type=1, dims=[1], float_data=[1]))
     ),
-    "an op of no type": node("", "h"),
+    "an op without a type": node("", "h"),
     "an op that does not exist": node("Relux", "h"),
     "an op of a later opset": graph_of("y = Gelu (x)", opset=19),
     "types that clash": graph_of("f = Cast <to = 1> (n) i = Cast <to = 7> (x) y = Add (f, i)"),
-    "a type that the op does not take": graph_of("i = Cast <to = 9> (x) y = Exp (i)"),
+    "a type that the op does not allow": graph_of("i = Cast <to = 9> (x) y = Exp (i)"),
     "too few inputs": node("MatMul", "h"),
     "too many inputs": node("Relu", "h h"),
     "too many outputs": node("Relu", "h", "y z"),
     "no outputs": node("Relu", "h", ""),
-    "a needed input left out": raw_node("Add", "h"),
+    "a required input left out": raw_node("Add", "h"),
     "Scan of -1 inputs": raw_node(
         "Scan", "h", helper.make_attribute("num_scan_inputs", -1), helper.make_attribute("body", BODY)
     ),
@@ -191,7 +190,7 @@ INVALID: dict[str, ModelProto] = {
 
 
 ODD: dict[str, ModelProto] = {
-    "Resize with its data alone": node("Resize", "h"),
+    "Resize with only its data": node("Resize", "h"),
     "an empty graph": ModelProto(ir_version=10, graph=GraphProto(name="g"), opset_import=sound().opset_import),
     "a graph without outputs": changed(lambda m: m.graph.ClearField("output")),
     "a graph without a name": changed(lambda m: m.graph.ClearField("name")),
@@ -226,7 +225,7 @@ def test_bodies_nested_to_the_limit_of_protobuf_are_converted(cage: Cage, tmp_pa
 
 
 def deep_bytes(levels: int) -> bytes:
-    """The same, in wire format that no writer would write: protobuf's own parser stops at 100 messages."""
+    """Build the same in wire format by hand: protobuf stops at 100 nested messages."""
     body = b""
     for _ in range(levels):
         graph = head(6, len(body)) + body  # AttributeProto.g
@@ -240,27 +239,27 @@ def test_bodies_nested_beyond_the_limit_of_protobuf_are_refused(cage: Cage, tmp_
     assert converting(cage, tmp_path, deep_bytes(levels)).refused
 
 
-# -- what does not go together ----------------------------------------------------------------------------------
+# -- unknown types and shapes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", ["", "c = Exp (b)  ", "d = Relu (b)  c = Exp (d)  "])
 def test_readers_of_a_value_of_unknown_type_stay_float32(steps: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "my" : 1]> g (float[8,8] x, float[8,8] w) => (float[8,8] y) {{
         a = MatMul (x, w)  b = my.Op (a)  {steps}y = MatMul ({"c" if steps else "b"}, w) }}"""
-    made = convert(onnx.parser.parse_model(text))
-    first, last = (node for node in made.model.graph.node if node.op_type == "MatMul")
+    model = convert(onnx.parser.parse_model(text)).model
+    first, last = (node for node in model.graph.node if node.op_type == "MatMul")
     assert (first.input[0], last.input[0]) == ("x_float16", "c" if steps else "b_float16")
 
 
 @pytest.mark.parametrize(("axes", "known"), [(MAX_AXES, True), (MAX_AXES + 1, False)])
 def test_a_declared_shape_with_more_axes_than_numpy_supports_is_ignored(axes: int, known: bool) -> None:
-    """A model of 300 bytes declares 2^31 of them."""
-    made = onnx.parser.parse_model(
+    """A model of 300 bytes can declare 2^31 axes."""
+    model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (float[8,8] x) => (float[8,8] y) <int64[2] size = {8,8}> {
            z = Reshape (x, size)  y = Add (x, z) }"""
     )
-    made.graph.initializer[0].dims[0] = axes
-    view = View.of(Model.load(made))
+    model.graph.initializer[0].dims[0] = axes
+    view = View.of(Model.load(model))
     assert [len(dims) for v, dims in shapes_of(view).items() if v is not None and view.value_name(v) == "z"] == [
         axes
     ] * known
@@ -281,7 +280,7 @@ def test_defects_found_by_fuzzing_stay_fixed(path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_models_changed_at_random_are_refused_or_converted(seed: int) -> None:
-    """A taste of what `tests/suites/fuzz` does for hours; the same changes in every run."""
+    """A short, deterministic version of `tests/suites/fuzz`."""
     rng = random.Random(seed)
     seeds = [nested(2).SerializeToString(), sound().SerializeToString()]
     seeds += [path.read_bytes() for path in FOUND if path.parent.name == "model"]
@@ -289,16 +288,13 @@ def test_models_changed_at_random_are_refused_or_converted(seed: int) -> None:
         targets.model(mutate.mutated(rng.choice(seeds), rng))
 
 
-# -- models of a few bytes that ask for much --------------------------------------------------------------------
+# -- functions --------------------------------------------------------------------------------------------------
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]>'
 
 
-# -- functions --------------------------------------------------------------------------------------------------
-
-
 def calling(levels: int, calls: int) -> ModelProto:
-    """A model of functions that each call the next one so many times."""
+    """Build a model of functions that each call the next one several times."""
     chain = [" ".join(f"b{k} = l.f{i + 1} (a)" for k in range(calls)) + " c = Identity (b0)" for i in range(levels)]
     chain.append("c = Relu (a)")
     functions = "".join(
@@ -352,11 +348,11 @@ def test_constants_are_folded_only_into_small_results(cage: Cage, tmp_path: Path
     model = onnx.parser.parse_model(
         f"{HEAD} g (float[?,?] x) => (float[?,?] y) <{weights}> {{ {FOLDED[name]} k = Add (h, w) y = Add (x, k) }}"
     )
-    for stated in model.graph.value_info:
-        dims = [d.dim_value for d in stated.type.tensor_type.shape.dim]
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), stated.name))
+    for info in model.graph.value_info:
+        dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), info.name))
     del model.graph.value_info[:]
-    # A check runs the model, which makes these constants.
+    # A check would run the model and compute these constants.
     outcome = converting(cage, tmp_path, model, "--target", "onnx", "--set", "level=lower-all", "--no-check")
 
     assert outcome.seconds < 8
@@ -366,7 +362,7 @@ def test_constants_are_folded_only_into_small_results(cage: Cage, tmp_path: Path
 
 
 def with_dims(dims: list[int], place: str) -> ModelProto:
-    """A small model in which one value states these dims."""
+    """Build a small model that declares these dims for one value."""
     model = onnx.parser.parse_model(
         f"{HEAD} g (float[2,2] x) => (float[2,2] y) <float[2,2] w = {{1,2,3,4}}> {{ h = MatMul (x, w) y = Relu (h) }}"
     )
@@ -397,7 +393,7 @@ DIMS = {
 def test_impossible_dims_are_refused_or_ignored(cage: Cage, tmp_path: Path, name: str, place: str) -> None:
     model = with_dims(DIMS[name], place)
     converting(cage, tmp_path, model, "--opset", "auto", "--fuse", "contrib", "--target", "tensorrt")
-    if place == "value":  # other commands read shapes as a conversion does
+    if place == "value":  # other commands read shapes like a conversion
         attempt(cage, tmp_path, "report", "m.onnx", "--json")
         if name == "300 of 2^62":
             attempt(cage, tmp_path, "doctor", "m.onnx")

@@ -1,4 +1,4 @@
-"""Files, folders and disks in the way of a conversion: the old output or the new one, never something between."""
+"""Faulty files, folders and disks: a conversion leaves either the old output or the new one."""
 
 import shutil
 import signal
@@ -13,7 +13,7 @@ import pytest
 from suites.fuzz.cage import Cage, Outcome
 from suites.hostile.given import attempt, files, net, weights
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and mounts are those of Linux")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and mounts need Linux")
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def convert(cage: Cage, folder: Path, *words: str) -> Outcome:
     return attempt(cage, folder, "m.onnx", "-q", *words)
 
 
-# -- where nothing can be written -------------------------------------------------------------------------------
+# -- disks and paths --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MB with nothing on it."""
+    """Mount an empty disk of 2 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
@@ -86,7 +86,7 @@ def test_an_impossible_output_path_is_refused(cage: Cage, folder: Path, name: st
 
 
 def test_an_output_link_is_replaced_but_not_its_target(cage: Cage, folder: Path) -> None:
-    """So a link that someone else put there cannot have a file elsewhere overwritten."""
+    """Otherwise a foreign link could make us overwrite a file elsewhere."""
     victim = folder.parent / "victim"
     victim.write_bytes(b"precious")
     (folder / "out.onnx").symlink_to(victim)
@@ -97,20 +97,20 @@ def test_an_output_link_is_replaced_but_not_its_target(cage: Cage, folder: Path)
     assert not (folder / "out.onnx").is_symlink()
 
 
-# -- death ------------------------------------------------------------------------------------------------------
+# -- killed and concurrent processes ----------------------------------------------------------------------------
 
-# Writes net 1 over net 0, once for each n in a process that dies at the n-th thing that it does to the file system.
+# Writes net 1 over net 0, once for each n in a process that is killed at its n-th file system call.
 DYING = """
 import itertools, os, signal, sys
 from amp_rewrite.files.model import Model
 new, old, folder, external = sys.argv[1:]
 new, old, external = Model.load(new), Model.load(old), external == "True"
-def dying(target, left):
+def dying(target, remaining):
     def hook(event, arguments):
-        nonlocal left
+        nonlocal remaining
         if event in ("open", "os.rename", "os.remove", "os.truncate"):
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
     new.save(target, overwrite=True, external_data=external)
@@ -129,7 +129,7 @@ for when in itertools.count(1):
 
 
 def state(folder: Path) -> str:
-    """Whether the output is whole, and which one it is."""
+    """Check that the output is whole and return which one it is."""
     read = weights(onnx.load(folder / "out.onnx"))
     assert read in (weights(net(0)), weights(net(1)))
     return "old" if read == weights(net(0)) else "new"
@@ -148,7 +148,7 @@ def test_a_save_killed_at_any_step_leaves_the_old_model_or_the_new_one(tmp_path:
     assert start(DYING, *models, tmp_path / "out", str(external)).wait(120) == 0
     states = [state(tmp_path / "out" / str(when + 1)) for when in range(len(list((tmp_path / "out").iterdir())))]
     steps = 4 if not external else 8
-    assert len(states) > steps, "the hook saw next to nothing of what a save does"
+    assert len(states) > steps, "the hook missed most steps of a save"
     assert states == sorted(states, reverse=True) and set(states) == {"old", "new"}
 
 
@@ -156,7 +156,7 @@ def test_a_save_killed_at_any_step_leaves_the_old_model_or_the_new_one(tmp_path:
 def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(folder: Path, number: int) -> None:
     program = (
         "import os, signal, sys\nfrom amp_rewrite.__main__ import main\n"
-        f"signal.signal({number:d}, signal.SIG_DFL)\n"  # a shell ignores it for what runs behind
+        f"signal.signal({number:d}, signal.SIG_DFL)\n"  # shells ignore it in background jobs
         "def hook(event, arguments):\n"
         "    if event == 'open' and str(arguments[0]).endswith('.tmp'):\n"
         f"        os.kill(os.getpid(), {number:d})\n"
@@ -169,7 +169,7 @@ def test_an_interrupt_ends_a_conversion_quietly_and_leaves_nothing(folder: Path,
 
 
 def test_two_processes_writing_the_same_output_leave_one_whole_model(tmp_path: Path) -> None:
-    """They write two models in turn, so that each keeps finding, as outdated, what the other has just written."""
+    """They alternate between two models, so that each keeps finding the other's files outdated."""
     for seed in (0, 1):
         onnx.save(net(seed), tmp_path / f"{seed}.onnx")
     out = tmp_path / "out"

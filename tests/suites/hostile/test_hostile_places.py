@@ -1,4 +1,4 @@
-"""Hostile surroundings: files of others, pipes, links, permissions, streams that fail, and a cache of others."""
+"""Hostile surroundings: foreign files, pipes, links, permissions, failing streams and a foreign cache."""
 
 import json
 import os
@@ -19,16 +19,16 @@ from amp_rewrite.files.model import Model
 from suites.fuzz.cage import Cage
 from suites.hostile.given import net, sound
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pipes and permissions are those of Linux")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pipes and permissions need Linux")
 
 
 def shell(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line in a shell, `amp` being the program; what goes to stderr is the result's."""
+    """Run a command line in a shell, with the program as `amp`."""
     script = f'amp() {{ "{sys.executable}" -m amp_rewrite "$@"; }}\n{words}'
     return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-# -- files of others --------------------------------------------------------------------------------------------
+# -- foreign files ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
@@ -75,7 +75,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_at_once(cage: Cage, folder: Path, 
     os.mkfifo(folder / file)
     os.utime(folder / file, (1, 1))
     outcome = cage.run(*words, "-q", folder=folder)
-    assert outcome.code in (0, 2) and outcome.code != -9, outcome
+    assert outcome.code in (0, 2), outcome
 
 
 # -- links and permissions --------------------------------------------------------------------------------------

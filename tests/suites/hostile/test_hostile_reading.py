@@ -1,4 +1,4 @@
-"""Files that change while they are read, and what writing may not take for granted: syncs, sole ownership."""
+"""Files that change while they are read, file systems without sync or locks, and shared data files."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from suites.hostile.given import files, net, weights
 
 @pytest.fixture(params=["inline", "external"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    """A model, and the file in which its weights lie."""
+    """Return a model and the file with its weights."""
     folder = tmp_path / "in"
     folder.mkdir()
     model = folder / "m.onnx"
@@ -31,7 +31,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     return model, folder / "m.bin"
 
 
-# -- what changes while it is read ------------------------------------------------------------------------------
+# -- changes during reading -------------------------------------------------------------------------------------
 
 
 def overwrite(path: Path) -> None:
@@ -50,7 +50,7 @@ def truncate(path: Path) -> None:
 
 
 def to_hole(path: Path) -> None:
-    """The size stays, the bytes do not."""
+    """Change bytes but not the size."""
     size = path.stat().st_size
     os.truncate(path, 400_000)
     os.truncate(path, size)
@@ -60,14 +60,14 @@ def to_hole(path: Path) -> None:
 def test_weights_changed_while_a_model_is_saved_are_not_mixed(
     source: tuple[Path, Path], change: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """The file is open, and it is the same file: half of what was read is old, and half is new."""
+    """The same file stays open, so half of the bytes read would be old and half new."""
     model, weights = source
     converted = convert(model).result
-    left = [change]
+    pending = [change]
 
     def progress(done: int, total: int) -> None:
-        if left:
-            left.pop()(weights)
+        if pending:
+            pending.pop()(weights)
 
     out = tmp_path / "out"
     out.mkdir()
@@ -82,11 +82,11 @@ def test_a_changed_file_is_noticed_when_the_next_one_is_opened(tmp_path: Path) -
         net(size=300), tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0
     )
     found = Model.load(tmp_path / "m.onnx")
-    left = [tmp_path / "w"]
+    pending = [tmp_path / "w"]
 
     def progress(done: int, total: int) -> None:
-        if left and done > 100_000:  # w is read
-            append(left.pop())
+        if pending and done > 100_000:  # w has been read
+            append(pending.pop())
 
     with pytest.raises(ModelError, match="w has changed since the model was loaded"):
         found.save(tmp_path / "out.onnx", external_data=False, progress=progress)
@@ -108,7 +108,7 @@ def test_a_model_changed_while_it_is_loaded_is_refused(tmp_path: Path, monkeypat
         Model.load(path)
 
 
-# -- what the system may refuse ---------------------------------------------------------------------------------
+# -- file systems without sync or locks -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
@@ -130,12 +130,12 @@ def test_a_file_system_without_sync_or_locks_can_be_written(
     assert len(files(tmp_path)) == 2 + external
 
 
-# -- data files that others read --------------------------------------------------------------------------------
+# -- shared data files ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A model whose weights lie in a data file of ours."""
+    """Save a model with its weights in a data file."""
     Model.load(net()).save(tmp_path / "m.onnx", external_data=True)
     return tmp_path / "m.onnx"
 

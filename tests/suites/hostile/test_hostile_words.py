@@ -1,4 +1,4 @@
-"""Op lists, reports, settings, patterns and names that are broken or hostile."""
+"""Broken or hostile op lists, reports, patterns and names."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from amp_rewrite.settings.op_lists import load_lists
 from suites.fuzz.cage import Cage
 from suites.hostile.given import attempt, sound
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the sandbox need Linux")
 
 # -- op lists ---------------------------------------------------------------------------------------------------
 
@@ -26,15 +26,15 @@ LAUGHS = "a: &a [x]\n" + "".join(
 )
 LISTS = {
     "a billion laughs": LAUGHS,
-    "nested without end": "allow: " + "[" * 100_000,
+    "endlessly nested": "allow: " + "[" * 100_000,
     "a tag": "allow: !!python/object/apply:os.system ['touch owned']\n",
     "an op of escape sequences": 'allow: ["\\e[31mMatMul"]\n',
     "an op of a megabyte": "allow: [" + "M" * 900_000 + "]\n",
 }
 
 
-HEAVY = {"a billion laughs", "nested without end"}
-"""Lists that a careless parser takes all memory or time for: these are read in the cage."""
+HEAVY = {"a billion laughs", "endlessly nested"}
+"""Lists that exhaust a careless parser; these are read in the sandbox."""
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -78,8 +78,8 @@ def rows(**change: object) -> str:
 REPORTS: dict[str, str | bytes] = {
     "nothing": "",
     "an empty object": "{}",
-    "lists nested without end": "[" * 200_000,
-    "a field nested without end": '{"schema": 1, "rows": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "endlessly nested lists": "[" * 200_000,
+    "an endlessly nested field": '{"schema": 1, "rows": ' + "[" * 100_000 + "]" * 100_000 + "}",
     "NaN": rows(because_row=0).replace(': 0, "float_ops"', ': NaN, "float_ops"'),
     "Infinity": rows().replace('"ir_version": 10', '"ir_version": Infinity'),
     "not UTF-8": b'{"schema": 1, "\xff": 2}',
@@ -91,11 +91,13 @@ REPORTS: dict[str, str | bytes] = {
     "a name that is a list": rows(name=["a"]),
     "a row that reads itself": rows(reads=[0]),
     "a row that reads a later one": rows(reads=[7]),
-    "a row that is because of none": rows(because_row=9),
+    "a reason in a missing row": rows(because_row=9),
     "variables that are a list": rows(variables=["T"]),
-    "a cast after no row": json.dumps(report(casts=[{"value": "v", "from": "float32", "to": "float16", "after": 5}])),
+    "a cast after a missing row": json.dumps(
+        report(casts=[{"value": "v", "from": "float32", "to": "float16", "after": 5}])
+    ),
     "no inputs": json.dumps({name: part for name, part in report().items() if name != "inputs"}),
-    "a row that reads no input": rows(reads=[-9]),
+    "a row that reads a missing input": rows(reads=[-9]),
     "a model file": sound().SerializeToString(),
 }
 
@@ -103,7 +105,7 @@ REPORTS: dict[str, str | bytes] = {
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_malformed_report_is_refused(request: pytest.FixtureRequest, folder: Path, name: str) -> None:
     content = REPORTS[name]
-    if "nested without end" in name:  # a deep recursion may end the process
+    if "endlessly nested" in name:  # a deep recursion may crash the process
         (folder / "r.json").write_text(str(content))
         outcome = attempt(request.getfixturevalue("cage"), folder, "report", "r.json")
         assert outcome.refused and "r.json" in outcome.err and len(outcome.err) < 1000, outcome
@@ -142,7 +144,7 @@ EVIL = "\x1b]0;owned\x07\x1b[31m\u202e\n::error::no\r\x85\u2028%0A|`<b>"
 
 
 def evil_model(last: str = "Exp") -> ModelProto:
-    """Everything that has a name has an evil one, of which some are commands of CI runners from their start."""
+    """Build a model with only evil names, some of which start with commands of CI runners."""
     first, own, graph_name, hidden, y = (f"{command}{EVIL}" for command in COMMANDS)
     nodes = [
         helper.make_node("MatMul", [f"x{EVIL}", f"w{EVIL}"], [hidden], name=first),
@@ -162,7 +164,7 @@ def evil_model(last: str = "Exp") -> ModelProto:
 
 
 def commands_in(text: str) -> list[str]:
-    """Lines that a runner of GitHub, Azure or TeamCity takes for a command."""
+    """Return lines that GitHub, Azure or TeamCity would interpret as a command."""
     marks = ("##[", "##vso[", "##teamcity[")
     return [line for line in text.splitlines() if line.strip().startswith("::") or any(m in line for m in marks)]
 
@@ -174,7 +176,7 @@ FORMS = ("text", "json", "markdown", "github")
 def test_no_name_injects_commands_into_a_terminal_or_a_workflow(cage: Cage, folder: Path) -> None:
     other = f"n{EVIL.replace('/', '')}.onnx"
     runs = evil_model("Softmax")
-    del runs.graph.node[1]  # which no runtime knows
+    del runs.graph.node[1]  # unknown to every runtime
     for name, model in (("m.onnx", evil_model()), (other, evil_model("Softmax")), ("runs.onnx", runs)):
         onnx.save(model, folder / name)
     lines: list[tuple[str, ...]] = [
@@ -188,11 +190,11 @@ def test_no_name_injects_commands_into_a_terminal_or_a_workflow(cage: Cage, fold
         ("verify", "runs.onnx", "half.onnx", "--random", "--set", "rtol=1", "--only", COMMANDS[3]),
         *(("diff", "m.onnx", place, "--format", form) for place in (other, "r.json") for form in FORMS),
     ]
-    said = {words: attempt(cage, folder, *words) for words in lines}
-    assert {outcome.code for outcome in said.values()} == {0, 1, 2}
-    for words, outcome in said.items():
+    outcomes = {words: attempt(cage, folder, *words) for words in lines}
+    assert {outcome.code for outcome in outcomes.values()} == {0, 1, 2}
+    for words, outcome in outcomes.items():
         for text in (outcome.out, outcome.err):
             assert all(line.isprintable() for line in text.split("\n")), text
             commands = commands_in(text)
-            own = ("::warning title=", "::error title=", "::notice::no difference")
-            assert all(words[-1] == "github" and line.startswith(own) for line in commands), (words, commands)
+            ours = ("::warning title=", "::error title=", "::notice::no difference")
+            assert all(words[-1] == "github" and line.startswith(ours) for line in commands), (words, commands)

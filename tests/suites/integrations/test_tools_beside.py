@@ -1,4 +1,4 @@
-"""Other tools on a model, before the conversion and after it: the result opens, is right and keeps its float16."""
+"""Other tools before and after a conversion: the result opens, is accurate and stays float16."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ def transformers_optimizer(model: Path, out: Path) -> None:
     from onnxruntime.transformers import fusion_options, optimizer
 
     options = fusion_options.FusionOptions("bert")
-    options.enable_nhwc_conv = False  # NhwcConv has a kernel on CUDA alone
+    options.enable_nhwc_conv = False  # NhwcConv only has a kernel on CUDA
     optimizer.optimize_model(str(model), "bert", optimization_options=options, opt_level=0).save_model_to_file(str(out))
 
 
@@ -64,7 +64,7 @@ def quantize_dynamic(model: Path, out: Path) -> None:
     from onnxruntime import quantization
 
     loaded = onnx.load(model)
-    del loaded.graph.value_info[:]  # it turns weights of Gemm and then objects to their stated shapes
+    del loaded.graph.value_info[:]  # it transposes weights of Gemm and then rejects their declared shapes
     quantization.quantize_dynamic(loaded, out)
 
 
@@ -73,7 +73,7 @@ def quantize_static(model: Path, out: Path) -> None:
 
 
 def right(model: Path, expected: np.ndarray, slack: float) -> bool:
-    """On the CPU, and emulated with honest rounding."""
+    """Whether outputs are accurate, on the CPU and emulated."""
     for twin in (Model.load(model), emulate(model, io="float32")):
         (output,) = Runner.open(twin).run(FEEDS).values()
         if np.abs(output - expected).max() > slack + 2e-3 * np.abs(expected).max():
@@ -124,7 +124,7 @@ def test_after_the_conversion(tool: Callable[[Path, Path], None], paths: list[Pa
 
 @pytest.mark.parametrize("tool", QUANTIZERS)
 def test_quantized_before_the_conversion(tool: Callable[[Path, Path], None], paths: list[Path]) -> None:
-    """It keeps its integer kernels and its numbers; after the conversion no quantizer works."""
+    """It keeps its integer kernels and results; quantizers do not work after a conversion."""
     other, _, both = paths
     tool(CNN, other)
     convert(other).save(both)

@@ -1,7 +1,7 @@
-"""What onnxruntime makes of converted norms: it opens every one.
+"""onnxruntime opens every converted norm.
 
-A normalization written out op by op, in float32, on a Cast of a half value, with float32 scale: from opset 17 on the
-runtime fuses it across the Cast to a node whose types it then refuses.
+From opset 17 on it fuses a decomposed float32 normalization with its float32 scale across a Cast of a half-precision
+input, and then refuses the types of the fused node.
 """
 
 from typing import Any
@@ -13,8 +13,6 @@ from onnx import ModelProto
 
 import amp_rewrite
 from support import objections
-
-# -- the norm that the runtime refuses ----------------------------------------------------------------
 
 WEIGHTS = "float[8,8] w = {" + ", ".join(["0.5"] * 64) + "}, float[8] gain = {1, 2, 1, 2, 1, 2, 1, 2}"
 CONSTANTS = f"<{WEIGHTS}, float two = {{2}}, float eps = {{1e-5}}, int64[1] last = {{-1}}, float one = {{1}}>"
@@ -39,22 +37,20 @@ def norm(opset: int, end: str) -> ModelProto:
 @pytest.mark.parametrize("opset", [13, 17, 18, 20, 23])
 @pytest.mark.parametrize("options", [{}, {"keep": ["op=Sqrt"]}, {"safety": "none"}, {"level": "lower-all"}], ids=str)
 def test_no_fused_norm_is_refused_by_the_runtime(opset: int, end: str, fuse: str, options: dict[str, Any]) -> None:
-    made = amp_rewrite.convert(norm(opset, end), fuse=fuse, **options)
-    assert not made.plan.empty
-    assert objections.of_loading(made.model, ["BASIC"]) == []
+    result = amp_rewrite.convert(norm(opset, end), fuse=fuse, **options)
+    assert not result.plan.empty
+    assert objections.of_loading(result.model, ["BASIC"]) == []
 
 
 def test_a_fused_norm_is_lowered_between_products() -> None:
-    made = amp_rewrite.convert(norm(17, "divided"), fuse="basic")
-    kinds = [node.op_type for node in made.model.graph.node]
+    result = amp_rewrite.convert(norm(17, "divided"), fuse="basic")
+    kinds = [node.op_type for node in result.model.graph.node]
     assert kinds == ["Cast", "MatMul", "LayerNormalization", "MatMul", "Cast"]
-    assert [row.dtype for row in made.report.rows] == ["float16"] * 3
-    told = [(f.kind, f.subject) for f in made.report.findings]
-    assert told == [("fused", "Add_9")]
+    assert [row.dtype for row in result.report.rows] == ["float16"] * 3
+    assert [(f.kind, f.subject) for f in result.report.findings] == [("fused", "Add_9")]
 
 
 def test_patterns_match_the_model_before_fusion() -> None:
-    """`feeds=Sqrt` means the product before the norm, though there is no Sqrt any more when it is painted."""
-    made = amp_rewrite.convert(norm(17, "divided"), fuse="basic", keep=["op=MatMul,output=y"])
-    assert {row.op: row.dtype for row in made.report.rows if row.outputs != ("a",)}["MatMul"] == "float32"
-    assert "LayerNormalization" in [node.op_type for node in made.model.graph.node]
+    result = amp_rewrite.convert(norm(17, "divided"), fuse="basic", keep=["op=MatMul,output=y"])
+    assert {row.op: row.dtype for row in result.report.rows if row.outputs != ("a",)}["MatMul"] == "float32"
+    assert "LayerNormalization" in [node.op_type for node in result.model.graph.node]

@@ -1,6 +1,6 @@
-"""Every shipped model, converted in some ways, against digests of what it was: refactoring changes no result.
+"""Digests of every exported model's conversions in several modes, to check that refactoring changes no result.
 
-Run as a program to write the digests of the code as it is: python tests/suites/models/test_golden_digests.py
+Run as a program to write the current digests: python tests/suites/models/test_golden_digests.py
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from amp_rewrite import AmpRewriteError, Report, convert
 
 TESTS = Path(__file__).parents[2]
 FILE = TESTS / "golden" / "digests.json"
-WAYS: dict[str, dict[str, str]] = {
+MODES: dict[str, dict[str, str]] = {
     "float16": {},
     "bfloat16": {"to": "bfloat16"},
     "opset_auto": {"opset": "auto"},
@@ -26,25 +26,25 @@ WAYS: dict[str, dict[str, str]] = {
     "tensorrt_low": {"target": "tensorrt", "io": "low"},
 }
 WORDS = ("reason", "note", "source", "message")
-"""Fields that hold sentences, which have a digest of their own: rewording one changes no decision."""
+"""Fields with sentences, which have a separate digest, because rewording changes no decision."""
 MODELS = {p.stem: p for p in (*TESTS.glob("models/*.onnx"), *(TESTS.parent / "examples" / "models").glob("*.onnx"))}
 
 
 def digests(model: Path) -> dict[str, list[str]]:
-    """By way, the digests of the report without its words, of the words, and of the model without its version."""
+    """Return the digests of report, sentences and model in each mode."""
     found = {}
-    for way, options in WAYS.items():
+    for mode, options in MODES.items():
         try:
             converted = convert(model, **options)
         except AmpRewriteError as error:
-            found[way] = [type(error).__name__]
+            found[mode] = [type(error).__name__]
         else:
-            found[way] = [digest(part) for part in (*parts(converted.report), unversioned(converted.model))]
+            found[mode] = [digest(part) for part in (*parts(converted.report), unversioned(converted.model))]
     return found
 
 
 def parts(report: Report) -> tuple[bytes, bytes]:
-    """The report without its words and version, and the words."""
+    """Return the report without sentences and version, and the sentences."""
     document: dict[str, Any] = json.loads(report.to_json())
     document["model"].pop("tool")
     rows = (*document["rows"], *document["casts"], *document["findings"])
@@ -71,13 +71,13 @@ def test_every_model_has_its_digests() -> None:
     assert STORED["models"].keys() == MODELS.keys()
 
 
-@pytest.mark.skipif(metadata.version("onnx") != STORED["onnx"], reason=f"digests are those under onnx {STORED['onnx']}")
+@pytest.mark.skipif(metadata.version("onnx") != STORED["onnx"], reason=f"digests are from onnx {STORED['onnx']}")
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_reports_and_models_are_unchanged(name: str) -> None:
     assert digests(MODELS[name]) == STORED["models"][name]
 
 
 if __name__ == "__main__":
-    made = {"onnx": metadata.version("onnx"), "models": {name: digests(MODELS[name]) for name in sorted(MODELS)}}
-    FILE.write_text(json.dumps(made, indent=1) + "\n", "utf-8")
-    sys.stdout.write(f"{FILE}: {len(MODELS)} models, {len(WAYS)} ways\n")
+    current = {"onnx": metadata.version("onnx"), "models": {name: digests(MODELS[name]) for name in sorted(MODELS)}}
+    FILE.write_text(json.dumps(current, indent=1) + "\n", "utf-8")
+    sys.stdout.write(f"{FILE}: {len(MODELS)} models, {len(MODES)} modes\n")

@@ -1,4 +1,4 @@
-"""Models that half precision breaks: they do break, as the page says, and repair mends them without giving up on it."""
+"""Models that break in half precision as documented, and that repair fixes while most ops stay low."""
 
 import json
 from collections.abc import Mapping
@@ -13,12 +13,11 @@ from amp_rewrite.pipeline.repair import Repaired
 from support.hard_models import HARD, Hard, halved
 from support.paths import ROOT, imported
 
-# The outputs are of the size of 1, so that this is a hundredth; bfloat16 has three bits less.
+# Outputs are of size 1, so this is one percent; bfloat16 has three bits fewer.
 NEAR: Mapping[str, Mapping[str, float]] = {
     "float16": {"rtol": 1e-2, "atol": 1e-2},
     "bfloat16": {"rtol": 8e-2, "atol": 8e-2},
 }
-# What the lists, the graph and its constants tell is enough for these.
 # bfloat16 has float32's range, but not its digits.
 WRONG_IN_BFLOAT16 = {"offset_norm", "masked_rows", "far_rotary"}
 KEPT: Mapping[str, set[str]] = {
@@ -30,7 +29,7 @@ KEPT: Mapping[str, set[str]] = {
     "masked_rows": set(),
     "far_rotary": set(),
 }
-# Of the models exported in half, the op at which the error first jumps.
+# The op at which the error first jumps in a half-precision export.
 GUILTY = {
     "llama_outlier": "block0_square",
     "t5_outlier": "block2_square_2",
@@ -47,7 +46,7 @@ def judged(hard: Hard, candidate: object, to: str = "float16", reference: object
 
 
 def repaired(hard: Hard, model: object) -> Repaired:
-    """The repair of a model in which what overflows stays float32."""
+    """Repair a model without shifts, so that ops that overflow stay float32."""
     return amp_rewrite.repair(model, hard.batch, shift="none", **NEAR["float16"])  # type: ignore[arg-type]
 
 
@@ -55,33 +54,33 @@ def products(converted: amp_rewrite.Converted, dtype: str) -> set[str]:
     return {row.name for row in converted.report.rows if row.color == "allow" and row.dtype == dtype}
 
 
-# Searched in here; the page holds the T5, which is as the Llama and the slowest, to the same.
+# The T5 is like the Llama but the slowest; the page covers it.
 SEARCHED = tuple(name for name in HARD if name != "t5_outlier")
 
 
 @cache
-def made(name: str) -> Hard:
+def hard_model(name: str) -> Hard:
     return HARD[name]()
 
 
 @cache
 def ranges(name: str) -> amp_rewrite.Ranges:
-    return amp_rewrite.calibrate(made(name).model, made(name).batch)
+    return amp_rewrite.calibrate(hard_model(name).model, hard_model(name).batch)
 
 
-# -- that they break, and are mended -----------------------------------------------------------------
+# -- float32 models ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", NEAR)
 @pytest.mark.parametrize("name", HARD)
 def test_in_half_precision_they_fail_and_the_wider_range_helps_four(name: str, to: str) -> None:
-    hard = made(name)
+    hard = hard_model(name)
     assert judged(hard, halved(hard.model, to), to).ok == (to == "bfloat16" and name not in WRONG_IN_BFLOAT16)
 
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_with_data_they_pass_and_only_these_products_stay_float32(name: str) -> None:
-    hard = made(name)
+    hard = hard_model(name)
     found = repaired(hard, hard.model)
 
     assert (found.solved, found.minimal) == (True, True)
@@ -90,12 +89,12 @@ def test_with_data_they_pass_and_only_these_products_stay_float32(name: str) -> 
     assert len(products(found.converted, "float16")) >= 0.9 * found.converted.report.totals.compute_ops
 
 
-# -- exported in half already ------------------------------------------------------------------------
+# -- half-precision exports --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_in_a_half_export_the_guilty_op_is_located(name: str) -> None:
-    hard = made(name)
+    hard = hard_model(name)
     half = halved(hard.model, clipped=True)
     jump = amp_rewrite.locate(half, half, hard.batch).first_jump
     assert jump is not None
@@ -104,7 +103,7 @@ def test_in_a_half_export_the_guilty_op_is_located(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["large_logits", "offset_norm", "masked_rows", "far_rotary"])
 def test_a_half_export_is_raised_where_necessary(name: str) -> None:
-    hard = made(name)
+    hard = hard_model(name)
     half = halved(hard.model, clipped=True)
     found = repaired(hard, half)
     twin = amp_rewrite.emulate(half, rounding=False, io="float32")

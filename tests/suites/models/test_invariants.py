@@ -1,4 +1,4 @@
-"""What holds for every model that the tests have, whatever is in it."""
+"""Invariants of conversions, for every model of the tests."""
 
 import hashlib
 import os
@@ -39,16 +39,16 @@ def source(name: str) -> ModelProto:
 
 @cache
 def converted(name: str) -> Converted:
-    """A model converted. Shared: never change it."""
+    """Convert a model. The result is shared: never change it."""
     return convert(source(name))
 
 
-# -- what holds for each conversion ----------------------------------------------------------------------
+# -- each conversion -------------------------------------------------------------------------------------
 
 EXCUSED = {
     # The CPU provider has no EyeLike from integers to half.
     ("eye_like", "force_all"): "onnxruntime",
-    # TensorFlow's rule lowers a Cast there whose result leaves the model, beside its twin that stays.
+    # TensorFlow's rule lowers a Cast to a model output beside an equal one that stays.
     ("cast_like", "force_all"): "Casts of",
 }
 
@@ -65,7 +65,7 @@ def test_every_invariant_holds(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in (*SMALL, *FIXTURES) if name != "custom_domain"])
 def test_every_invariant_holds_for_a_raised_half_export(name: str) -> None:
-    """In whole, and by kinds of op; of `custom_domain` onnx does not infer what its unknown op gives."""
+    """As a whole and by kinds of op; without `custom_domain`, whose unknown op has no inferred type."""
     half = convert(source(name), io="low", **FORCED).model
     for kind in ("*", "op=LayerNormalization", "op=Softmax", "op=MatMul", "op=Add"):
         if kind == "*" or any(node.op_type == kind[3:] for g in objections.graphs(half.graph) for node in g.node):
@@ -77,12 +77,12 @@ def test_every_invariant_holds_for_a_raised_half_export(name: str) -> None:
 
 @every_model
 def test_the_plan_has_exactly_the_casts_that_the_colours_need(name: str) -> None:
-    """Fewer are fine where the model's own Casts read or write the type that is there already."""
+    """Fewer are allowed if the model's own Casts already read or write that type."""
     result = converted(name)
     cross = crossings(result.view, result.coloring)
     planned = Counter(result.view.value_name(step.value) for step in (*result.plan.casts, *result.plan.bakes))
     called_for = Counter((*cross.to_low, *cross.to_float))
-    # A Cast of ours may stand for one of the model's own, or serve what read a copy by one.
+    # A Cast of ours may replace one of the model's own, or serve readers of a copy by one.
     dropped = Counter(result.view.value_name(result.view.ops[op].inputs[0]) for op in result.plan.drop)
     assert not {name for name in planned - called_for if not dropped[name]}
     unserved = set(called_for - planned)
@@ -113,7 +113,7 @@ def test_bytes_and_reports_do_not_depend_on_the_hash_seed() -> None:
 
 
 def fingerprint() -> str:
-    """A digest over models and reports of some conversions."""
+    """Return a digest over models and reports of some conversions."""
     digest = hashlib.sha256()
     chosen = ["captures", "sequences", "local_function", "names_of_ours", "value_info", FIXTURES[0]]
     for name in chosen:
@@ -137,7 +137,7 @@ def lowered(result: Converted) -> list[object]:
     return [op for op in result.view.ops if (p := result.coloring.of(op.id)) and p.dtype is result.coloring.to]
 
 
-# -- the checks of this file can fail -------------------------------------------------------------------
+# -- faults are noticed ---------------------------------------------------------------------------------
 
 
 def test_only_new_faults_are_objections() -> None:
@@ -146,11 +146,11 @@ def test_only_new_faults_are_objections() -> None:
     result = converted("captures")
     assert objections.of_result(source("captures"), result) == []
     for before, known in ((source("captures"), False), (broken, True)):
-        spoilt = replace(result, result=replace(result.result, proto=broken))
-        assert any("checker" in text for text in objections.of_result(before, spoilt)) is not known
+        faulty = replace(result, result=replace(result.result, proto=broken))
+        assert any("checker" in text for text in objections.of_result(before, faulty)) is not known
 
 
-# -- graphs as deep as Python's stack is not: whatever follows a chain does so without recursion --------------
+# -- graphs deeper than Python's stack: chains are followed without recursion ---------------------------------
 
 DEEP = sys.getrecursionlimit() + 50
 
@@ -161,7 +161,7 @@ def test_chains_of_casts_without_effect_are_skipped() -> None:
     result = convert(onnx.parser.parse_model(f"{head} {{ {' '.join(chain)} y = MatMul (c{DEEP}, w) }}")).model
     assert [(node.op_type, list(node.input)) for node in result.graph.node] == [
         ("Cast", ["w"]),
-        ("Cast", ["c0"]),  # the last one of them, which casts to float16 now
+        ("Cast", ["c0"]),  # the last one in the chain, which now casts to float16
         ("MatMul", [f"c{DEEP}", "w_float16"]),
         ("Cast", ["y_float16"]),
     ]

@@ -1,4 +1,4 @@
-"""Each check of the other tests is shown a model that it must object to."""
+"""Each check of `objections` notices a model with its fault."""
 
 from collections.abc import Callable
 

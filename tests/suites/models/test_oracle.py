@@ -1,4 +1,4 @@
-"""The painter against TensorFlow's own answers for 300 random graphs."""
+"""Colorings compared with TensorFlow's own for 300 random graphs."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from support.counting import crossings, lowered_ops
 from support.paths import TESTS
 
 COUNTS = {"default": 180, "treat-gray-as-deny": 50, "tensor-cores-only": 40, "unsafe-force-all": 30}
-"""How many graphs the file holds at each level."""
+"""The number of graphs in the file at each level."""
 
 
 @cache
@@ -40,7 +40,7 @@ def tensorflow(level: Level, newer: bool) -> Request:
 def answer(
     model: ModelProto, level: Level, *, newer: bool, shuffled: np.random.Generator | None = None
 ) -> dict[str, Any]:
-    """What the painter says of a model, in the oracle's terms."""
+    """Color a model and return the result in the oracle's terms."""
     view = View.of(Model.load(model if shuffled is None else reordered(model, shuffled)))
     coloring = paint(Problem(view, tensorflow(level, newer)))
     cross = crossings(view, coloring)
@@ -53,7 +53,7 @@ def answer(
 
 
 def disagreements(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
-    """What differs, key by key; empty when nothing does."""
+    """Describe the differences by key; empty if there are none."""
     lines = []
     for key in ("half", "to_half", "to_float"):
         missing = sorted(set(expected[key]) - set(actual[key]))
@@ -66,16 +66,16 @@ def disagreements(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str
 
 
 def reordered(model: ModelProto, rng: np.random.Generator) -> ModelProto:
-    """The same model with its nodes in another topological order."""
+    """Sort the nodes in a random topological order."""
     shuffled = clone(model)
-    made = {"", *(v.name for v in model.graph.input), *(t.name for t in model.graph.initializer)}
+    known = {"", *(v.name for v in model.graph.input), *(t.name for t in model.graph.initializer)}
     waiting = list(model.graph.node)
     del shuffled.graph.node[:]
     while waiting:
-        ready = [n for n in waiting if made.issuperset(n.input)]
+        ready = [n for n in waiting if known.issuperset(n.input)]
         chosen = ready[int(rng.integers(len(ready)))]
         waiting.remove(chosen)
-        made.update(chosen.output)
+        known.update(chosen.output)
         shuffled.graph.node.append(chosen)
     return shuffled
 

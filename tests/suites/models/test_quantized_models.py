@@ -1,4 +1,4 @@
-"""Models of onnxruntime's quantizers keep their integer kernels; `--set quantized=rescale` runs them in float16."""
+"""Models from onnxruntime's quantizers keep their integer kernels; `--set quantized=rescale` runs them in float16."""
 
 import re
 from pathlib import Path
@@ -71,8 +71,8 @@ def test_rescaling_changes_nothing_if_scales_must_stay_float32(
     assert re.search(why, finding.message)
 
 
-def weight_only(opset: int, held: int, **attributes: int) -> ModelProto:
-    """A product with a dequantized weight."""
+def weight_only(opset: int, code: int, **attributes: int) -> ModelProto:
+    """Build a product with a dequantized weight."""
     codes = np.random.default_rng(1).integers(0, 7, 64 * 32).tolist()
     blocks = (64 // attributes["block_size"], 32) if attributes else (32,)
     nodes = [
@@ -83,7 +83,7 @@ def weight_only(opset: int, held: int, **attributes: int) -> ModelProto:
     ]
     edges = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, n]) for name, n in (("x", 64), ("y", 32))]
     scale = numpy_helper.from_array(np.linspace(0.01, 0.02, np.prod(blocks), dtype=np.float32).reshape(blocks), "scale")
-    weights = [helper.make_tensor("codes", held, [64, 32], codes), scale]
+    weights = [helper.make_tensor("codes", code, [64, 32], codes), scale]
     graph = helper.make_graph(nodes, "weight_only", edges[:1], edges[1:], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
@@ -92,7 +92,7 @@ INT8, INT4, E4M3 = TensorProto.INT8, TensorProto.INT4, TensorProto.FLOAT8E4M3FN
 
 
 @pytest.mark.parametrize(
-    ("opset", "held", "attributes", "kernels"),
+    ("opset", "code", "attributes", "kernels"),
     [
         (19, INT8, {}, {"MatMulNBits": 1}),
         (19, E4M3, {}, {}),
@@ -105,9 +105,9 @@ INT8, INT4, E4M3 = TensorProto.INT8, TensorProto.INT4, TensorProto.FLOAT8E4M3FN
 )
 @pytest.mark.parametrize("target", ["ort-cuda", "onnx"])
 def test_a_dequantized_weight_has_the_type_of_its_readers(
-    opset: int, held: int, attributes: dict[str, int], kernels: dict[str, int], target: str, tmp_path: Path
+    opset: int, code: int, attributes: dict[str, int], kernels: dict[str, int], target: str, tmp_path: Path
 ) -> None:
-    model = weight_only(opset, held, **attributes)
+    model = weight_only(opset, code, **attributes)
     feeds = {"x": np.random.default_rng(2).uniform(-1, 1, (4, 64)).astype(np.float32)}
     result = convert(model, target=target)
     assert {row.name: row.rule for row in result.report.rows}["decode"] == reasons.MIN_CUT

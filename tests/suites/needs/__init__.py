@@ -1,1 +1,1 @@
-"""Small models whose parts need float32: states that are fed back, raw inputs, recursions, front ends, sums, places."""
+"""Small models with parts that need float32: fed-back states, raw inputs, recursions, front ends, sums, positions."""

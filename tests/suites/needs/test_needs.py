@@ -1,4 +1,4 @@
-"""What needs float32 has it, so that results are right, and what only looks like it stays low."""
+"""Ops that need float32 get it, so that results are accurate, and near misses stay low."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ from support import objections
 from support.rounded_products import relative_error, rounded_products
 
 RUNS = 300
-"""Runs of a model whose outputs are fed back."""
+"""Runs of a model with feedback."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeedCase(Case):
-    """One model of a class, which is its `principle`.
+    """A model of a class, which is its `principle`.
 
-    `fed`: the input to which each output is fed back. `feeds` is evaluated for each run, with its number as `t`; what
-    is fed back replaces it from the second run on. The schema alone decides what may be low, not a table of kernels,
-    and what is written out stays so.
+    `fed`: the input to which each output is fed back. `feeds` is evaluated for each run, with its number as `t`;
+    fed-back outputs replace it from the second run on. Schemas rather than kernel tables decide what may be low, and
+    nothing is fused.
     """
 
     fed: Mapping[str, str] = field(default_factory=dict)
@@ -41,15 +41,15 @@ class NeedCase(Case):
 
 
 @cache
-def made(case: NeedCase, safety: str, placement: str = "mincut") -> Converted:
-    """Convert the model of a case. Shared: never change it."""
+def conversion(case: NeedCase, safety: str, placement: str = "mincut") -> Converted:
+    """Convert the model of a case. The result is shared: never change it."""
     options = {**case.options, "safety": safety, "placement": placement}
     return convert(case.model(), to=case.to, **options)
 
 
 def warned(case: NeedCase) -> bool:
-    """True if the safety rules made a finding."""
-    with_rules, without = ({f.kind for f in made(case, s).report.findings} for s in ("default", "none"))
+    """True if the safety rules reported a finding."""
+    with_rules, without = ({f.kind for f in conversion(case, s).report.findings} for s in ("default", "none"))
     return bool(with_rules - without - {"mostly_float32"})
 
 
@@ -60,13 +60,13 @@ def exact(case: NeedCase) -> list[np.ndarray]:
 
 def error(case: NeedCase, safety: str = "default", placement: str = "mincut") -> float:
     """Run a conversion, emulated; return its error over all runs, relative to the largest magnitude of an output."""
-    twin = emulate(made(case, safety, placement).model).to_proto()
+    twin = emulate(conversion(case, safety, placement).model).to_proto()
     return relative_error(exact(case), _outputs(twin, case))
 
 
 @cache
 def error_of_products(case: NeedCase) -> float:
-    """Return the error of rounding what products read and give."""
+    """Return the error of rounding the operands and results of products."""
     return relative_error(exact(case), _outputs(rounded_products(case.model(), case.to, results=True), case))
 
 
@@ -86,14 +86,14 @@ CASES = tuple(case for path in sorted(Path(__file__).parent.glob("*.onnxtxt")) f
 
 
 AS_PRODUCTS = ("raw", "recursions", "states")
-"""Classes whose results are right with products alone rounded; a conversion must not be worse there."""
+"""Classes with accurate results if only products round; a conversion must not be worse there."""
 SLACK = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 8e-3}
-"""What some low ops beside the products may add to the error: a few roundings of the largest magnitude."""
+"""The error that low ops other than products may add: a few roundings of the largest magnitude."""
 HITS = [case for case in CASES if case.kind == HIT]
 
 
 def is_right(case: NeedCase, error: float) -> bool:
-    """True if an error is one that the class of the case may have."""
+    """True if the class of the case allows an error."""
     if case.principle in AS_PRODUCTS:
         return error <= case.tolerance * (1.5 * error_of_products(case) + SLACK[case.to])
     return error <= case.limit
@@ -114,7 +114,7 @@ def test_near_misses_of_a_need_stay_low_and_accurate(case: NeedCase) -> None:
 
 @pytest.mark.parametrize("name", dict.fromkeys((case.principle, case.name) for case in HITS), ids=" ".join)
 def test_without_safety_rules_a_hit_fails_in_at_least_one_type(name: tuple[str, str]) -> None:
-    """With placement or without it: one of them alone may hold an op by chance."""
+    """With either placement, because one may keep an op in float32 by chance."""
     cases = [case for case in HITS if (case.principle, case.name) == name]
-    ways = ((case, placement) for placement in ("propagate", "mincut") for case in cases)
-    assert not all(is_right(case, error(case, "none", placement)) for case, placement in ways)
+    trials = ((case, placement) for placement in ("propagate", "mincut") for case in cases)
+    assert not all(is_right(case, error(case, "none", placement)) for case, placement in trials)

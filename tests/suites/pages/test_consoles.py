@@ -1,4 +1,4 @@
-"""Commands and Python shown in docs/: each page runs, and its output is compared with what it shows."""
+"""Commands and Python in docs/: each page runs, and its output is compared with the page."""
 
 import re
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_a_different_output_is_noticed() -> None:
 
 
 def test_pictures_show_the_output_of_commands() -> None:
-    """But for the fingerprint of the lists, which each new entry changes; `make pictures` draws them."""
+    """Except for the fingerprint of the lists, which each new entry changes; `make pictures` draws them."""
     module = imported("build_pictures", ROOT / "tools")
     for name in module.STORIES:
         shown = (DOCS / "pictures" / f"{name}.svg").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Docstrings of public names: each example runs, and each has the sections that apply, in one layout."""
+"""Docstrings of public names: their examples run, and their sections are complete and in order."""
 
 import builtins
 import dataclasses
@@ -28,7 +28,7 @@ ERRORS = frozenset(name for name in vars(errors) if name.endswith("Error"))
 
 
 def objects() -> Iterator[tuple[str, object]]:
-    """Yield the public functions and classes, and the public methods and properties that a class defines."""
+    """Yield the public functions and classes, and each class's public methods and properties."""
     found = {id(value): value for package in (amp_rewrite, amp_rewrite.train) for value in public(package)}
     for value in found.values():
         yield value.__qualname__, value
@@ -49,7 +49,7 @@ METHODS = [name for name, value in PUBLIC.items() if isinstance(value, FunctionT
 
 
 def docs(name: str) -> str:
-    """Return the docstring of a public object; a method without one has that of the class that it overrides."""
+    """Return the docstring of a public object; a method may inherit it."""
     owner, _, member = name.rpartition(".")
     return inspect.getdoc(getattr(PUBLIC[owner], member) if owner in PUBLIC else PUBLIC[name]) or ""
 
@@ -58,7 +58,7 @@ EXAMPLES = [name for name in PUBLIC if ">>>" in docs(name)]
 
 
 def sections(name: str) -> dict[str, list[str]]:
-    """Return the lines below each heading, in order."""
+    """Return the lines below each heading in order."""
     found: dict[str, list[str]] = {}
     heading = None
     for line in docs(name).splitlines():
@@ -81,17 +81,17 @@ def named(lines: list[str]) -> list[str]:
 
 
 def arguments(name: str) -> set[str]:
-    """Return the arguments of a function, or the fields of a class with those that it is made with."""
+    """Return the arguments of a function, or the fields of a class and its constructor's arguments."""
     value = PUBLIC[name]
-    made = inspect.unwrap(vars(value).get("__init__", value) if isinstance(value, type) else value)
-    code = getattr(made, "__code__", None)
+    function = inspect.unwrap(vars(value).get("__init__", value) if isinstance(value, type) else value)
+    code = getattr(function, "__code__", None)
     fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     return {*fields, *getattr(value, "_fields", ()), *(code.co_varnames if code else ())}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files that the examples name, and a process without a policy."""
+    """Enter a folder with the examples' files, in a process without a policy."""
     models = ROOT / "examples" / "models"
     shutil.copy(models / "digits_mlp.onnx", tmp_path / "model.onnx")
     with np.load(models / "digits_test.npz") as digits:
@@ -106,13 +106,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_example_of_a_docstring_runs(name: str, folder: Path) -> None:
     for package in re.findall(r">>> (?:import|from) (torch|transformers|keras)\b", docs(name)):
         pytest.importorskip(package)
-        pytest.importorskip("onnxscript")  # torch exports by it
-        warnings.simplefilter("ignore")  # those of the exporter
+        pytest.importorskip("onnxscript")  # needed by torch's exporter
+        warnings.simplefilter("ignore")  # from the exporter
     test = doctest.DocTestParser().get_doctest(docs(name), {}, name, name, 0)
-    said: list[str] = []
-    outcome = doctest.DocTestRunner().run(test, out=said.append)
+    output: list[str] = []
+    outcome = doctest.DocTestRunner().run(test, out=output.append)
     assert outcome.attempted
-    assert not outcome.failed, "".join(said)
+    assert not outcome.failed, "".join(output)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

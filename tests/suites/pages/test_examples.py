@@ -1,4 +1,4 @@
-"""The examples do what they say: they are run here, as their readers would run them."""
+"""The examples run and print the documented results."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 MODELS = EXAMPLES / "models"
 
 
-# The models that ship
+# Models
 
 
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "digits_vit"])
@@ -32,7 +32,7 @@ def test_a_demo_model_is_small_valid_float32_and_does_not_name_its_build_machine
 
 
 def test_the_demo_prints_the_rows_of_the_readme_and_the_accuracy_of_all_versions() -> None:
-    """A tool that is not installed has a dash."""
+    """A missing tool has a dash."""
     printed = output_of(sys.executable, EXAMPLES / "demo.py", "llama_outlier", cwd=ROOT)
     shown = cells((ROOT / "README.md").read_text("utf-8"))
     of_readme, of_demo = (next(row for row in rows if row[0].startswith("Llama")) for rows in (shown, cells(printed)))
@@ -45,20 +45,20 @@ def test_the_demo_prints_the_rows_of_the_readme_and_the_accuracy_of_all_versions
 
 
 def cells(text: str) -> list[list[str]]:
-    """The rows of all Markdown tables in a text."""
+    """Return the rows of all Markdown tables in a text."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
 
 
 def test_the_story_of_a_repair_ends_in_a_passing_model() -> None:
-    told = output_of(sys.executable, EXAMPLES / "repair.py", "offset_norm", cwd=ROOT)
-    commands = re.findall(r"(?m)^\$ amp-rewrite (.*)$", told)
+    printed = output_of(sys.executable, EXAMPLES / "repair.py", "offset_norm", cwd=ROOT)
+    commands = re.findall(r"(?m)^\$ amp-rewrite (.*)$", printed)
     assert len(commands) == 7
-    before, located, repaired, after = (told.split(f"$ amp-rewrite {commands[i]}\n")[1] for i in (1, 3, 4, 5))
+    before, located, repaired, after = (printed.split(f"$ amp-rewrite {commands[i]}\n")[1] for i in (1, 3, 4, 5))
     assert "failed: output 'y'" in before.split("\n$ ")[0]
     assert re.search(r"the error first jumps at\n.*\n  norm ", located)
     assert "1 of 12 regions pinned to float32, each is needed" in repaired
     assert "\nok: 256 values compared" in after
-    assert told.split(f"$ amp-rewrite {commands[6]}\n")[1].startswith("offset (Conv) is float32: repair\n")
+    assert printed.split(f"$ amp-rewrite {commands[6]}\n")[1].startswith("offset (Conv) is float32: repair\n")
 
 
 def test_an_unknown_story_names_the_available_ones() -> None:
@@ -67,14 +67,14 @@ def test_an_unknown_story_names_the_available_ones() -> None:
     assert (done.returncode, done.stderr) == (1, f"there is no model 'no_such'; choose one of {names}\n")
 
 
-# The pipelines
+# Pipelines
 
 
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.transformers
 def test_the_examples_of_torch_and_hugging_face_run() -> None:
-    """In one process, which imports PyTorch once."""
+    """They share a process, which imports PyTorch once."""
     pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
     pytest.importorskip("transformers", reason="transformers is not installed: make extras")
     code = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')"

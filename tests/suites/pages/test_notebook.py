@@ -1,4 +1,4 @@
-"""The notebook of the examples: its cells run, and print what is stored in it."""
+"""The example notebook runs and prints its stored outputs."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?e[+-]?\d+|\d+\.\d+")
 
 
 def shown(notebook: dict[str, Any]) -> list[str]:
-    """The text outputs of a notebook, without what depends on the machine: providers and measured numbers."""
+    """Return the text outputs of a notebook without providers and measured numbers, which depend on the machine."""
     texts = []
     for cell in TOOL["code_cells"](notebook):
         assert cell["outputs"], cell["source"]
@@ -25,7 +25,7 @@ def shown(notebook: dict[str, Any]) -> list[str]:
 
 def test_the_cells_of_the_tour_print_what_is_stored_in_it() -> None:
     stored = json.loads(TOOL["NOTEBOOK"].read_text(encoding="utf-8"))
-    assert shown(TOOL["run"]()) == shown(stored), "run tools/build_notebook.py and look at what changed"
+    assert shown(TOOL["run"]()) == shown(stored), "run tools/build_notebook.py and check the changes"
 
 
 def test_the_tour_is_a_notebook_as_jupyter_writes_it() -> None:

@@ -1,4 +1,4 @@
-"""The pages in docs/: links lead somewhere, what they name is there, and those made from code are what it makes."""
+"""The pages in docs/: links and options exist, and generated pages are up to date."""
 
 import json
 import re
@@ -47,20 +47,20 @@ def test_every_option_of_the_command_line_is_named_on_a_page() -> None:
     assert {names for names in spelled if not any(re.search(rf"{name}(?![\w-])", pages) for name in names)} == set()
 
 
-# -- pages made from code: red after a change of it; make pages --------------------------------------------
+# -- generated pages: after a change of their code, run make pages -----------------------------------------
 
 
 @pytest.mark.parametrize("name", ["findings", "commands", "options", "decisions"])
 def test_a_page_matches_the_output_of_its_script(name: str) -> None:
-    made = runpy.run_path(str(ROOT / "tools" / f"build_{name}.py"))["page"]()
-    assert (REFERENCE / f"{name}.md").read_text("utf-8") == made
+    page = runpy.run_path(str(ROOT / "tools" / f"build_{name}.py"))["page"]()
+    assert (REFERENCE / f"{name}.md").read_text("utf-8") == page
 
 
 def test_the_pages_on_rules_and_the_api_match_the_code() -> None:
-    made = runpy.run_path(str(ROOT / "tools" / "build_rules.py"))["pages"]()
-    assert {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "rules").iterdir()} == made
-    made = runpy.run_path(str(ROOT / "tools" / "build_api.py"))["pages"]()
-    assert {name: (REFERENCE / name).read_text("utf-8") for name in made} == made
+    pages = runpy.run_path(str(ROOT / "tools" / "build_rules.py"))["pages"]()
+    assert {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "rules").iterdir()} == pages
+    pages = runpy.run_path(str(ROOT / "tools" / "build_api.py"))["pages"]()
+    assert {name: (REFERENCE / name).read_text("utf-8") for name in pages} == pages
 
 
 def test_the_page_on_harm_matches_the_measured_rows() -> None:

@@ -1,4 +1,4 @@
-"""The README: what it shows is what happens."""
+"""Commands, code and figures in the README are correct."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The README's model and data in the current folder, and no settings in the environment."""
+    """Enter a folder with the README's model and data, without settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("AMP_REWRITE_")]:
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""The documentation site: every page is listed, links hold in the stage, and faults of built pages are seen."""
+"""The documentation site: every page is listed, links work, and faults in built pages are noticed."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ site = imported("build_site", ROOT / "tools")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with two pages, of which the first lists the second."""
+    """Write a repository with two pages; the first lists the second."""
     monkeypatch.setattr(site, "ROOT", tmp_path)
     monkeypatch.setattr(site, "STAGE", tmp_path / "build" / "docs")
     (tmp_path / "docs").mkdir()

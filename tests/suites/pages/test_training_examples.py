@@ -1,4 +1,4 @@
-"""The training examples do what they say, on the small sizes that `--quick` stands for."""
+"""The training examples run and learn, in the small sizes of `--quick`."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ def printed(name: str, *options: str | Path) -> str:
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the examples by name, as they import each other."""
+    """Return a function that imports a module of the examples by name."""
     monkeypatch.syspath_prepend(EXAMPLES)
 
     def imported(name: str) -> Any:
@@ -42,27 +42,27 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 # -- the guide -------------------------------------------------------------------------------------------
 
 
-def learned_alike(said: str, losses: int, of_first: float, least: float, network: str = "seed 0") -> None:
-    """Each policy's losses fall to a share of the first one, near those of float32, with at least so many percent."""
-    found = re.findall(rf"^{network} (\w+): ([\d. ]+); ([\d.]+) %", said, re.MULTILINE)
+def learned_equally_well(text: str, losses: int, of_first: float, least: float, network: str = "seed 0") -> None:
+    """Check that each policy's losses fall to a share of the first, as in float32, and its least accuracy."""
+    found = re.findall(rf"^{network} (\w+): ([\d. ]+); ([\d.]+) %", text, re.MULTILINE)
     curves = {policy: [float(number) for number in curve.split()] for policy, curve, _ in found}
 
     assert list(curves) == ["float32", "mixed_float16", "mixed_bfloat16"]
     for policy, curve in curves.items():
         assert len(curve) == losses and curve[-1] < of_first * curve[0]
         np.testing.assert_allclose(curve, curves["float32"], atol=0.05, err_msg=policy)
-    assert min(float(accuracy) for *_, accuracy in found) > least  # a guess has 19 %
+    assert min(float(accuracy) for *_, accuracy in found) > least  # guessing gets 19 %
 
 
 def test_the_loss_scale_is_drawn_with_its_skipped_steps(tmp_path: Path) -> None:
-    said = printed("guide.py", "--quick", "--trace", tmp_path / "scale.svg")
-    skipped = json.loads(re.findall(r"skipped \d+ of 80 steps: (\[.*\])", said)[0])
+    text = printed("guide.py", "--quick", "--trace", tmp_path / "scale.svg")
+    skipped = json.loads(re.findall(r"skipped \d+ of 80 steps: (\[.*\])", text)[0])
     chart = ElementTree.parse(tmp_path / "scale.svg").getroot()
-    named = "{http://www.w3.org/2000/svg}"
-    (line,) = chart.findall(f"{named}polyline")
+    namespace = "{http://www.w3.org/2000/svg}"
+    (line,) = chart.findall(f"{namespace}polyline")
 
     assert skipped[:3] == [0, 1, 2]  # it starts too high
-    assert len(chart.findall(f"{named}circle")) == len(skipped) < 20
+    assert len(chart.findall(f"{namespace}circle")) == len(skipped) < 20
     assert len(line.attrib["points"].split()) == 80
 
 
@@ -85,7 +85,7 @@ def test_the_guides_network_learns_equally_well_under_each_policy(tmp_path: Path
     first, second = (printed("guide.py", "--quick", "--loop", "--log", log, *drawn) for drawn in ((), curves))
     runs = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     assert second == first
-    learned_alike(first, 8, 0.5, 60)
+    learned_equally_well(first, 8, 0.5, 60)
     assert [(r["run"]["seed"], r["run"]["policy"], r["run"]["hidden"], len(r["outcome"]["losses"])) for r in runs] == [
         (0, policy, 64, 8) for policy in ("float32", "mixed_float16", "mixed_bfloat16")
     ]
@@ -97,16 +97,16 @@ def test_the_guides_network_learns_equally_well_under_each_policy(tmp_path: Path
 
 
 def test_a_recurrent_network_learns_equally_well_under_each_policy() -> None:
-    learned_alike(printed("rows.py", "--quick", "--cell", "LSTM"), 10, 0.6, 40, network="LSTM")
+    learned_equally_well(printed("rows.py", "--quick", "--cell", "LSTM"), 10, 0.6, 40, network="LSTM")
 
 
 # -- underflow -------------------------------------------------------------------------------------------
 
 
 def test_without_a_loss_scale_float16_learns_nothing_and_with_one_it_does() -> None:
-    said = printed("underflow.py", "--quick")
-    guess = float(re.findall(r"guessing is right for (\d+) %", said)[0])
-    accuracy = {name.strip(): float(n) for name, n in re.findall(r"^(float.*?)  .*accuracy ([\d.]+) %", said, re.M)}
+    text = printed("underflow.py", "--quick")
+    guess = float(re.findall(r"guessing is right for (\d+) %", text)[0])
+    accuracy = {name.strip(): float(n) for name, n in re.findall(r"^(float.*?)  .*accuracy ([\d.]+) %", text, re.M)}
 
     assert accuracy.pop("float16, no loss scale") <= guess
     assert len(accuracy) == 3 and min(accuracy.values()) > 85
@@ -121,7 +121,7 @@ def test_the_replicas_example_runs_alone_and_goes_on_from_its_checkpoint(tmp_pat
     assert float(second[0]) < float(first[1]) < float(first[0])
 
 
-# -- beside PyTorch ----------------------------------------------------------------------------------------
+# -- comparison with PyTorch -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

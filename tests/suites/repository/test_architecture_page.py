@@ -1,4 +1,4 @@
-"""docs/architecture.md: the paths, names and lists on the page are those of the repository."""
+"""docs/architecture.md: its paths, names and lists match the repository."""
 
 import re
 
@@ -12,7 +12,7 @@ TABLE = PAGE.partition("## Where to find")[2].partition("\n\nPaths")[0]
 
 
 def paths(text: str) -> list[str]:
-    """What stands in backticks and is spelled as a file or a folder."""
+    """Return quoted names of files and folders."""
     quoted = re.findall(r"`([\w./-]+)`", text)
     return [name for name in quoted if "/" in name or re.search(r"\.(py|pyi|json|yaml|yml|md|txt)$", name)]
 
@@ -34,7 +34,9 @@ def test_each_link_on_the_page_leads_to_a_file() -> None:
 )
 def test_each_wing_has_a_row_in_both_tables(wing: str) -> None:
     assert re.search(rf"^\| `{wing}` \| ", PAGE, re.MULTILINE)
-    assert any(name.startswith(f"{wing}/") for name in paths(TABLE)), f"nothing of {wing} stands where to find things"
+    assert any(name.startswith(f"{wing}/") for name in paths(TABLE)), (
+        f"nothing of {wing} is in the table 'Where to find'"
+    )
 
 
 def test_the_page_lists_the_modules_outside_the_wings() -> None:

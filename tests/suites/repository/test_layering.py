@@ -1,4 +1,4 @@
-"""Who imports whom: the list of wings in docs/architecture.md, read and enforced."""
+"""Imports between modules follow the list of wings in docs/architecture.md."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from support.paths import ROOT
 
 PACKAGE = ROOT / "amp_rewrite"
 ENTRANCES = {"__init__", "__main__"}
-"""They hand on what the wings make, so they belong to none."""
+"""They re-export names of the wings and belong to none."""
 
 # Third-party and standard modules that only some of ours may import.
 CONFINED = {
@@ -28,12 +28,12 @@ CONFINED = {
 WITHOUT_ONNX = tuple(
     f"reports.{name}" for name in ("report", "rows", "result", "render", "explain", "diff", "summary", "evidence")
 )
-"""A report is read, compared and explained without onnx, which takes long to import."""
+"""Reports are read, compared and explained without onnx, which is slow to import."""
 
 
 @cache
 def wings() -> dict[str, int]:
-    """The position of each wing in the table; loose modules come before all."""
+    """Return the position of each wing in the table; loose modules come first."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     section = text.partition("## The wings")[2].partition("\n## ")[0]
     return {name: number for number, name in enumerate(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE), 1)}
@@ -45,7 +45,7 @@ def position(module: str) -> int:
 
 @cache
 def trees() -> dict[str, tuple[ast.Module, ...]]:
-    """The syntax trees of each module by dotted name."""
+    """Parse each module, by dotted name."""
     found: dict[str, list[ast.Module]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -55,7 +55,7 @@ def trees() -> dict[str, tuple[ast.Module, ...]]:
 
 
 def imports(tree: ast.AST, *, at_start: bool = False) -> Iterator[str]:
-    """Dotted names that a tree imports; `at_start` leaves out functions and what only type checkers see."""
+    """Yield the dotted names that a tree imports; `at_start` omits functions and imports for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -78,7 +78,7 @@ def _for_type_checkers(node: ast.AST) -> bool:
 
 @cache
 def own_imports(module: str, *, at_start: bool = False) -> set[str]:
-    """The modules of this package that one imports."""
+    """Return a module's imports from this package."""
     named = {name for tree in trees()[module] for name in imports(tree, at_start=at_start)}
     inside = {name.removeprefix("amp_rewrite.") for name in named if name.startswith("amp_rewrite.")}
     return {m for m in trees().keys() - {module} if any(f"{name}.".startswith(f"{m}.") for name in inside)}
@@ -101,7 +101,7 @@ def test_a_module_imports_only_from_its_wing_and_earlier_ones() -> None:
 
 
 def test_modules_have_no_circular_imports() -> None:
-    """Late imports and those for type checkers count, too."""
+    """Late imports and those for type checkers also count."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_edges_from((a, b) for a in trees().keys() - ENTRANCES for b in own_imports(a))
     assert [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
@@ -138,7 +138,7 @@ def test_readers_of_reports_do_not_import_onnx() -> None:
 
 @pytest.mark.parametrize("start", ["amp_rewrite.convert({!r})", "amp_rewrite.cli.program.main([{!r}, '--no-check'])"])
 def test_a_conversion_without_a_check_imports_nothing_of_checks_and_batches(start: str, tmp_path: Path) -> None:
-    """Neither evidence nor fleet, and of the runtime what tells kernels and faults."""
+    """It imports neither evidence nor fleet, and only kernels and faults of the runtime."""
     model = tmp_path / "model.onnx"
     graph = parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4,4] x) => (float[4,4] y) { y = MatMul (x, x) }'
@@ -150,8 +150,8 @@ def test_a_conversion_without_a_check_imports_nothing_of_checks_and_batches(star
     own = {name.removeprefix("amp_rewrite.") for name in done.stderr.split() if name.startswith("amp_rewrite.")}
     assert {"decide.plan", "runtime.kernels"} <= own
     assert not [name for name in own if name.split(".")[0] in ("evidence", "fleet", "deploy", "train")]
-    told = {"kernels", "faults", "providers"}
-    assert {name.split(".")[1] for name in own if name.startswith("runtime.")} <= told
+    allowed = {"kernels", "faults", "providers"}
+    assert {name.split(".")[1] for name in own if name.startswith("runtime.")} <= allowed
 
 
 def test_only_the_modules_for_files_read_and_write_onnx_files() -> None:
@@ -167,14 +167,14 @@ def test_only_the_modules_for_files_read_and_write_onnx_files() -> None:
 
 
 def test_only_the_command_line_prints_and_exits() -> None:
-    loud = {
+    users = {
         module
         for module, parsed in trees().items()
         for tree in parsed
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit")
     }
-    assert {module.split(".")[0] for module in loud} <= {"cli", "__main__"}
+    assert {module.split(".")[0] for module in users} <= {"cli", "__main__"}
 
 
 def test_imports_are_found_where_they_hide() -> None:

@@ -1,4 +1,4 @@
-"""The table of ops and the sets made of it: each trait has a set, each op exists, each set has a description."""
+"""The table of ops and its sets: each trait has a set, each op exists, each set has a description."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ def test_each_set_has_ops_and_a_description() -> None:
 
 
 def test_no_op_has_two_rows() -> None:
-    """A later row would replace an earlier one without a word."""
+    """A later row would silently replace an earlier one."""
     calls = [node for node in ast.walk(ast.parse(Path(ops.__file__).read_text("utf-8"))) if isinstance(node, ast.Call)]
     starts = {"_rows": "", "_contrib": "com.microsoft::"}
     named = [(starts[f], call.args[0].value) for call in calls if call.args and (f := ast.unparse(call.func)) in starts]  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def test_each_trait_has_ops_and_a_set() -> None:
 
 
 def test_each_op_of_a_shipped_list_has_a_row() -> None:
-    """Without one, facts and needs end at the op, and a product does not count as heavy."""
+    """Without one, facts and needs stop at the op, and a product is not a compute op."""
     tables = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(lists_folder().glob("*.yaml"))]
     colors = (Color.ALLOW, Color.GRAY, Color.CLEAR, Color.DENY)
     listed = {entry["op"] for table in tables for color in colors for entry in table.get(color.value, ())}

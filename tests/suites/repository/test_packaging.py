@@ -1,4 +1,4 @@
-"""The wheel as a stranger gets it: what is in it, and that it works away from the checkout."""
+"""The wheel: its contents, and its use outside the checkout."""
 
 import re
 import sys
@@ -48,7 +48,7 @@ def names(folder: Path, pattern: str) -> set[str]:
 
 def test_the_wheel_holds_the_modules_lists_tables_models_and_the_typing_marker(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if name.startswith("amp_rewrite/")}
+        packed = {name for name in archive.namelist() if name.startswith("amp_rewrite/")}
     package = ROOT / "amp_rewrite"
     suffixes = (".py", ".pyi", ".onnxtxt", ".css", ".js", ".bash", ".zsh", ".fish")
     modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in suffixes}
@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_modules_lists_tables_models_and_the_typing_marker(w
     assert {"amp_rewrite/_lists/float16.yaml", "amp_rewrite/_lists/bfloat16.yaml"} <= lists
     assert tables
     assert models and texts
-    assert held == modules | lists | tables | models | texts | {"amp_rewrite/py.typed"}
+    assert packed == modules | lists | tables | models | texts | {"amp_rewrite/py.typed"}
 
 
 def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_installed_wheel_finds_its_own_lists_away_from_the_checkout(installed
     away = {"cwd": str(tmp_path), "PYTHONPATH": str(installed)}
     assert run(sys.executable, *WHERE, **away).strip() == str(package)
     assert "MatMul" in run(sys.executable, *LISTS, **away)
-    # Without them it has to fail: it must not have read the checkout's.
+    # It must fail without them, and not read the checkout's.
     hidden = (package / "_lists").rename(package / "_hidden")
     try:
         with pytest.raises(AssertionError, match="exit"):
@@ -106,7 +106,7 @@ def test_macos_gets_the_onnxruntime_that_exists_there() -> None:
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel without the one that lists the others, which has their digests."""
+    """Return the files of a wheel except RECORD, which has the digests of the others."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("RECORD")}
 
@@ -114,16 +114,16 @@ def contents(wheel: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("runtime", ["cpu", "none"])
 def test_builds_for_other_runtimes_differ_only_in_their_dependencies(wheel: Path, tmp_path: Path, runtime: str) -> None:
     build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
-    # Set below, since `run` passes on no variable of this package.
+    # `run` drops this package's variables, so `env` sets it.
     run("env", f"AMP_REWRITE_RUNTIME={runtime}", *build, cwd=ROOT)
     (built,) = tmp_path.glob("*.whl")
-    mine, default = contents(built), contents(wheel)
-    (metadata,) = {name for name in default if mine[name] != default[name]}
-    assert mine.keys() == default.keys()
+    other, default = contents(built), contents(wheel)
+    (metadata,) = {name for name in default if other[name] != default[name]}
+    assert other.keys() == default.keys()
     assert built.name == wheel.name
-    stated, before = (files[metadata].decode().splitlines() for files in (mine, default))
-    needs = [line for line in stated if line.startswith("Requires-Dist: onnxruntime")]
-    assert [line for line in stated if line not in needs] == [
+    changed, before = (files[metadata].decode().splitlines() for files in (other, default))
+    needs = [line for line in changed if line.startswith("Requires-Dist: onnxruntime")]
+    assert [line for line in changed if line not in needs] == [
         line for line in before if not line.startswith("Requires-Dist: onnxruntime")
     ]
     assert [need.partition(">")[0] for need in needs] == ["Requires-Dist: onnxruntime"] * (runtime == "cpu")

@@ -1,4 +1,4 @@
-"""The public names: each is imported on first use, and the list of them changes only on purpose."""
+"""The public names are imported on first use, and their list only changes on purpose."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ NAMES = {
         from_keras from_torch join_replicas save_step
         scale_gradients shard strategy_supports_loss_scaling training_step""",
 }
-"""By package. A name that leaves is missed by users; a name that comes is a promise."""
+"""Public names by package. Removing a name breaks users; adding one is a promise."""
 
 
 @pytest.mark.parametrize("package", NAMES)

@@ -1,4 +1,4 @@
-"""The tool that dumps and compares decisions; benchmarks/run.py lists each script that takes arguments."""
+"""The tool that dumps and compares decisions, and the list of scripts in benchmarks/run.py."""
 
 import re
 import sys

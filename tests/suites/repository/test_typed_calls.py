@@ -1,4 +1,4 @@
-"""Calls as a static checker sees them: right ones pass, and each wrong one is an error on its line."""
+"""A static type checker accepts valid calls and reports each invalid one on its line."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The measurement behind docs/evidence/webgpu.md: each op and each model on the device."""
+"""The measurements of docs/evidence/webgpu.md: each op and each model on the device."""
 
 import platform
 from collections.abc import Collection, Iterator
@@ -25,7 +25,7 @@ from support.paths import ROOT, TESTS
 from support.rounded_products import relative_error
 
 LEAST, FACTOR = 0.7, 8.0
-"""The smallest and the largest error on the device in errors of the emulation: of an op, and of a converted fixture."""
+"""The smallest and largest allowed error of an op or a model on the device, in multiples of the emulated error."""
 _DIGITS = ROOT / "examples" / "models"
 
 Feeds = dict[str, np.ndarray]
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def measured(device: Device) -> dict[str, Any]:
-    """All numbers of the page."""
+    """Measure all numbers of the page."""
     return {
         "device": "Mesa's software Vulkan device (lavapipe)",
         "onnxruntime": ort.__version__,
@@ -45,7 +45,7 @@ def measured(device: Device) -> dict[str, Any]:
 
 
 def op_row(device: Device, case: OpCase) -> Row:
-    """The RMS error of an op on the device, beside that of the emulation."""
+    """Measure the RMS error of an op on the device and under emulation."""
     feeds = case.feeds()
     wide = {name: array.astype(np.float32) for name, array in feeds.items()}
     reply = device.run(case.model(), feeds)
@@ -63,17 +63,17 @@ def op_row(device: Device, case: OpCase) -> Row:
 
 
 def allowed(case: OpCase) -> float:
-    """The largest error of the device that is taken for right, in errors of the emulation, which sums in float32.
+    """Return the largest allowed error on the device, in multiples of the emulated one, which sums in float32.
 
-    For a product it is the root of its terms: the device rounds after each, and rounding errors add up as in a random
-    walk.
+    For a product it is the root of its number of terms: the device rounds after each, and rounding errors add up as in
+    a random walk.
     """
     terms = sum(sum_lengths(View.of(Model.load(case.widened()))).values())
     return float(max(FACTOR, terms**0.5))
 
 
 def model_rows(device: Device) -> Iterator[Row]:
-    """Each model, converted for the device: its error there, the emulation's, and floats on the CPU."""
+    """Yield the row of each model."""
     for name, path, feeds in fixtures():
         source = whole(Model.load(path))
         right = list(device.run(source, feeds, CPU)["outputs"].values())
@@ -81,7 +81,7 @@ def model_rows(device: Device) -> Iterator[Row]:
 
 
 def model_row(device: Device, path: Path, feeds: Feeds, right: list[np.ndarray]) -> Row:
-    """A model that is converted for the device, there."""
+    """Measure a model converted for the device: its error there and under emulation, and floats on the CPU."""
     converted = amp_rewrite.convert(path, target="webgpu")
     proto = whole(converted.result)
     reply = device.run(proto, feeds)
@@ -92,9 +92,9 @@ def model_row(device: Device, path: Path, feeds: Feeds, right: list[np.ndarray])
         "device": error(list(reply["outputs"].values()), right),
         "emulated": error(list(device.run(twin, feeds, CPU)["outputs"].values()), right),
     }
-    kept = converted.coloring
+    coloring = converted.coloring
     counted = sum_lengths(converted.view).items()
-    terms = sum(n for op, n in counted if (paint := kept.of(op)) is not None and paint.dtype is DType.FLOAT16)
+    terms = sum(n for op, n in counted if (paint := coloring.of(op)) is not None and paint.dtype is DType.FLOAT16)
     view = View.of(Model.load(proto))
     low = [op for op in view.ops if op.outputs and view.dtype(op.outputs[0]) is DType.FLOAT16 and op.kind != "Cast"]
     counts = reply["assignment"]
@@ -108,16 +108,16 @@ def model_row(device: Device, path: Path, feeds: Feeds, right: list[np.ndarray])
 
 
 def floats_on_cpu(view: View, on_cpu: Collection[str]) -> set[str]:
-    """The kinds of ops that read or make floats, of those whose nodes are on the CPU by name."""
+    """Return the kinds of float ops among the named nodes on the CPU."""
     named = (op for op in view.ops if op.name in on_cpu)
     return {op.kind for op in named if any((t := view.dtype(value)) is not None and t.floating for value in op.ports)}
 
 
-# -- the models that run on the device: the exported fixtures and the shipped ones ----------------------------
+# -- models ---------------------------------------------------------------------------------------------------
 
 
 def fixtures() -> Iterator[tuple[str, Path, Feeds]]:
-    """Name, file and inputs of each model."""
+    """Yield name, file and inputs of each exported model and each example."""
     with np.load(_DIGITS / "digits_test.npz") as stored:
         images = stored["x"][:8]
     for path in sorted(_DIGITS.glob("*.onnx")):
@@ -129,19 +129,19 @@ def fixtures() -> Iterator[tuple[str, Path, Feeds]]:
 
 
 def whole(model: Model) -> ModelProto:
-    """A model in memory, its weights too."""
+    """Load a model with its weights into memory."""
     proto: ModelProto = model.to_proto()
     return onnx.load_from_string(proto.SerializeToString())
 
 
 def error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """The largest difference of a float output, of its largest float32 value; infinite where one side alone is so."""
+    """Return the largest error of the float outputs, each relative to its largest float32 value."""
     floats = [at for at, array in enumerate(expected) if array.dtype.kind == "f"]
     return relative_error([expected[at] for at in floats], [found[at] for at in floats])
 
 
 def rms(found: np.ndarray, expected: np.ndarray) -> float:
-    """The root of the mean squared difference, over what is finite on both sides."""
+    """Return the RMS difference over elements that are finite on both sides."""
     wide, right = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    held = np.isfinite(wide) & np.isfinite(right)
-    return float(np.sqrt(np.mean((wide - right)[held] ** 2))) if held.any() else 0.0
+    finite = np.isfinite(wide) & np.isfinite(right)
+    return float(np.sqrt(np.mean((wide - right)[finite] ** 2))) if finite.any() else 0.0

@@ -1,6 +1,6 @@
-"""One op at a time, in float16: the shapes at which the device's error is compared with the emulation's.
+"""Single float16 ops, with the shapes at which the device's error is compared with the emulation's.
 
-The list was fixed before any result at these shapes was seen; the order of sums was found at other shapes.
+The list was fixed before any result at these shapes was known; other shapes revealed the order of sums.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ IR_VERSION = 10
 
 @dataclass(frozen=True, slots=True)
 class OpCase:
-    """An op with the shapes of its float16 inputs; `ints`: constants behind them. `shift` is added to the values."""
+    """An op with the shapes of its float16 inputs; `ints`: constant inputs after them. `shift` is added to values."""
 
     op_type: str
     shapes: Sequence[tuple[int, ...]]
@@ -26,8 +26,8 @@ class OpCase:
     shift: float = 0.0
     positive: bool = False
     domain: str = ""
-    twice: bool = False
-    """Scalars in place of lists for the integer inputs."""
+    scalar: bool = False
+    """Whether the integer inputs are scalars instead of lists."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class OpCase:
     def model(self) -> ModelProto:
         """Return the op as a float16 model."""
         names = [f"x{i}" for i in range(len(self.shapes))]
-        lists = [np.array(v[0] if self.twice else v, np.int64) for v in self.ints]
+        lists = [np.array(v[0] if self.scalar else v, np.int64) for v in self.ints]
         extra = [numpy_helper.from_array(a, f"c{i}") for i, a in enumerate(lists)]
         node = helper.make_node(
             self.op_type, [*names, *(t.name for t in extra)], ["y"], domain=self.domain, **self.attributes
@@ -113,7 +113,7 @@ CASES: tuple[OpCase, ...] = (
     _of("BatchNormalization", (2, 6, 9, 9), (6,), (6,), (6,), (6,), positive=True),
     _of("GlobalAveragePool", (2, 9, 21, 19), shift=1.0),
     _of("AveragePool", (1, 5, 17, 17), attributes={"kernel_shape": [5, 5], "pads": [2, 2, 2, 2]}, shift=1.0),
-    _of("CumSum", (6, 150), ints=[[1]], twice=True),
+    _of("CumSum", (6, 150), ints=[[1]], scalar=True),
     _of("SkipLayerNormalization", (1, 11, 208), (1, 11, 208), (208,), domain="com.microsoft"),
     _of("Exp", (9, 211), opset=20),
     _of("Log", (9, 211), opset=20, positive=True),

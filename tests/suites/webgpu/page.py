@@ -1,4 +1,4 @@
-"""docs/evidence/webgpu.md, from the numbers of a measurement."""
+"""Write docs/evidence/webgpu.md from measured numbers."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -12,17 +12,17 @@ Numbers = dict[str, Any]
 
 
 def page(numbers: Numbers) -> str:
-    """The whole page; the same numbers give the same text."""
+    """Format the whole page, deterministically."""
     return "\n\n".join(_sections(numbers)) + "\n"
 
 
 def times(row: dict[str, Any]) -> float:
-    """The error on the device in errors of the emulation; 1 where both are exact."""
+    """Return the error on the device as a multiple of the emulated one; 1 if both are exact."""
     return float(row["device"] / row["emulated"]) if row["emulated"] else 1.0
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> float:
-    """The largest part of a model's error that the emulation leaves out, over the root of the terms of its sums."""
+    """Return the largest part of a model's error missing from the emulation, over the root of its sums' terms."""
     added = ((max(0.0, row["device"] ** 2 - row["emulated"] ** 2), row["terms"]) for row in rows if row["terms"])
     return float(max((square / terms) ** 0.5 for square, terms in added))
 

@@ -1,8 +1,8 @@
-"""The kernel table of onnxruntime's WebGPU provider: its registrations, each held against what the device takes.
+"""The kernel table of onnxruntime's WebGPU provider: its registrations, checked on the device.
 
-A registration says which types a kernel admits; the provider may still leave a node to the CPU. So each operator that
-onnx's node tests show on floats is opened between products, in float32 and in float16, and float types that the
-device does not take are left out.
+A registration lists a kernel's types, but the provider may still leave a node to the CPU. So each operator with float
+tensors in onnx's node tests is opened between products, in float32 and float16, and types that the device refuses are
+left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PACKAGE = "onnxruntime-ep-webgpu"
 
 
 def table(device: Device) -> dict[str, Any]:
-    """The table as JSON; `probed` lists by operator and version the float types that the device took."""
+    """Build the table as JSON; `probed` lists the device's float types by operator and version."""
     if reason := absence():
         raise SystemExit(f"no WebGPU device: {reason}")
     rows = sorted(registrations(), key=lambda row: row[:3])
@@ -42,12 +42,12 @@ def table(device: Device) -> dict[str, Any]:
 
 
 def assembled(rows: Sequence[Row], probed: Mapping[str, Probes]) -> dict[str, Any]:
-    """The table of these registrations, without float types that the probes refuse."""
+    """Build the table of these registrations without the refused float types."""
     kernels = []
     for key, first, last, types in rows:
         domain, _, op_type = key.partition("::")
         taken = [found for version, found in probed.get(key, {}).items() if first <= int(version) <= last]
-        admitted = {name: sorted(held(frozenset(allowed), taken)) for name, allowed in types.items()}
+        admitted = {name: sorted(accepted(frozenset(allowed), taken)) for name, allowed in types.items()}
         if all(admitted.values()):
             kernels.append(
                 {"provider": WEBGPU, "domain": domain, "op": op_type, "versions": [first, last], "types": admitted}
@@ -55,23 +55,23 @@ def assembled(rows: Sequence[Row], probed: Mapping[str, Probes]) -> dict[str, An
     runtime = f"{_PACKAGE} {metadata.version(_PACKAGE)}"
     newest = load_kernels()
     dump = {"runtime": runtime, "opset": newest.opset, "ir": newest.ir, "kernels": kernels}
-    made = table_of(dump, WEBGPU)
-    del made["contrib"]
+    body = table_of(dump, WEBGPU)
+    del body["contrib"]
     head = {
         "schema": tables.SCHEMA,
         "provider": WEBGPU,
         "source": f"get_registered_ep_kernel_defs of {newest.runtime}, probed",
         "date": datetime.date.today().isoformat(),
     }
-    return {**head, "probed": probed, **made}
+    return {**head, "probed": probed, **body}
 
 
 Row = tuple[str, int, int, Mapping[str, list[str]]]
-"""A registration: operator, first and last version, admitted types."""
+"""A registration: operator, first and last version, allowed types."""
 
 
 def registrations() -> Iterator[Row]:
-    """Each kernel of the provider: operator, first and last version, admitted types."""
+    """Yield the provider's registrations."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     for kernel in state.get_registered_ep_kernel_defs(WEBGPU):
@@ -80,18 +80,18 @@ def registrations() -> Iterator[Row]:
             yield f"{domain}::{kernel.op_name}", *kernel.version_range, kernel.type_constraints
 
 
-def held(allowed: frozenset[str], taken: Sequence[Sequence[str]]) -> frozenset[str]:
-    """The admitted types without float types that the device took in no probe; without any probe, as they are."""
+def accepted(allowed: frozenset[str], taken: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Remove float types that the device accepted in no probe; without any probe, keep all types."""
     refused = frozenset(FLOATS.values()) - {spelled for types in taken for spelled in types}
     return allowed - refused if taken else allowed
 
 
 Probes = dict[str, list[str]]
-"""The float types that the device took, by version of the operator; versions that no test suits are left out."""
+"""The device's float types by version of the operator; versions without a suitable test are left out."""
 
 
 def probes(device: Device, rows: Sequence[Row]) -> Iterator[tuple[str, Probes]]:
-    """Probe each operator of the sandwiches at each version that a kernel serves."""
+    """Probe each operator of the sandwiches at each version with a kernel."""
     for op_type, model in sandwiches().items():
         key, found = f"ai.onnx::{op_type}", Probes()
         for version, opset in versions(op_type):
@@ -104,7 +104,7 @@ def probes(device: Device, rows: Sequence[Row]) -> Iterator[tuple[str, Probes]]:
 
 
 def versions(op_type: str) -> Iterator[tuple[int, int]]:
-    """Each version of an operator, with the newest opset that has it."""
+    """Yield each version of an operator with its newest opset."""
     opsets: dict[int, int] = {}
     for opset in range(7, LATEST + 1):
         schema = signature("", op_type, opset)
@@ -114,7 +114,7 @@ def versions(op_type: str) -> Iterator[tuple[int, int]]:
 
 
 def takes(device: Device, op_type: str, model: ModelProto, at: tuple[int, int]) -> bool | None:
-    """True if the device takes the operator at an opset in a float type; None if the runtime refuses the model."""
+    """Whether the device accepts the operator at an opset in a float type; None if the runtime refuses the model."""
     typed = retyped(model, at[1])
     typed.opset_import[0].version = at[0]
     typed.ir_version = min(typed.ir_version, 10)

@@ -1,4 +1,4 @@
-"""Float16 on a WebGPU device: what it does to numbers, what the emulation predicts, and models converted for it."""
+"""Float16 on a WebGPU device: its arithmetic, its emulation, and models converted for it."""
 
 from collections.abc import Collection, Iterator
 
@@ -20,19 +20,19 @@ pytestmark = pytest.mark.webgpu
 
 FIXTURES = {name: (path, feeds) for name, path, feeds in fixtures()}
 HOLDS_BODIES = {"If", "Loop", "Scan", "SequenceMap"}
-# Each is of one kind of model; make webgpu-page runs all of them.
+# One model of each kind; make webgpu-page runs all of them.
 EVERY_KIND = ("llama_ts16", "lstm_ts13", "unet_ts15")
 
 
 @pytest.fixture(scope="session")
 def device() -> Iterator[Device]:
-    """The device, in a process of its own; a test that wants it is skipped where there is none."""
-    made = Device()
-    if made.absence is not None:
-        made.close()
-        pytest.skip(made.absence)
-    yield made
-    made.close()
+    """Start the device's process; skip the test if there is no device."""
+    started = Device()
+    if started.absence is not None:
+        started.close()
+        pytest.skip(started.absence)
+    yield started
+    started.close()
 
 
 def test_products_on_the_device_accumulate_in_float16(device: Device) -> None:
@@ -70,13 +70,13 @@ def test_a_fixture_converted_for_the_device_is_close_to_float32_and_to_its_emula
 
 @pytest.mark.parametrize("name", FIXTURES)
 def test_no_float_op_with_a_kernel_runs_on_the_cpu(device: Device, name: str) -> None:
-    """Opening a session tells; none is run."""
+    """Opening a session shows it; none is run."""
     proto = whole(amp_rewrite.convert(FIXTURES[name][0], target="webgpu").result)
     assert without_reason(View.of(Model.load(proto)), device.opened(proto)["on_cpu"]) == set()
 
 
 def without_reason(view: View, on_cpu: Collection[str]) -> set[str]:
-    """The float ops on the CPU for which the provider's table has a kernel."""
+    """Return the float ops on the CPU with a kernel in the provider's table."""
     kernels = Target.WEBGPU.kernels
     assert kernels is not None
     served = {
@@ -94,11 +94,11 @@ def test_verify_runs_a_model_for_the_device_there_or_emulates_it(
     device: Device, emulate: bool | None, candidate: str
 ) -> None:
     path, feeds = FIXTURES["digits_cnn"]
-    told = device.ask(("verified", str(path), "webgpu", feeds, emulate))
-    assert told == {"ok": True, "reference": f"float32 on {CPU}", "candidate": candidate}
+    verdict = device.ask(("verified", str(path), "webgpu", feeds, emulate))
+    assert verdict == {"ok": True, "reference": f"float32 on {CPU}", "candidate": candidate}
 
 
 def test_a_model_for_another_target_is_not_run_on_the_device(device: Device) -> None:
     path, feeds = FIXTURES["digits_cnn"]
-    told = device.ask(("verified", str(path), "ort-cuda", feeds, None))
-    assert WEBGPU not in told["candidate"]
+    verdict = device.ask(("verified", str(path), "ort-cuda", feeds, None))
+    assert WEBGPU not in verdict["candidate"]

@@ -1,4 +1,4 @@
-"""The process that runs models on the device: its driver may die, and each death costs one request."""
+"""The process that runs models on the device; a crash of its driver costs only one request."""
 
 import ctypes
 import json
@@ -19,9 +19,9 @@ from support.child import Child, hush
 from support.paths import ROOT
 
 DEVICE = ROOT / "build" / "webgpu" / "device.json"
-"""Mesa's software device, where `make webgpu` has prepared it; else a real one is looked for."""
+"""Mesa's software device, if `make webgpu` has prepared it; otherwise a real device is used."""
 BOUND = 4e-3
-"""The largest error of a fixture that was converted for the device, of the largest float32 value."""
+"""The largest error of a model converted for the device, relative to the largest float32 value."""
 LIMIT = 120.0
 """Seconds for one request: a shader is compiled for each op and shape."""
 
@@ -39,20 +39,20 @@ def serve(connection: Connection, talk: str) -> None:
 
 @cache
 def absence() -> str | None:
-    """The reason why there is no device; None where there is one, which this process can use from now on."""
-    stated = json.loads(DEVICE.read_text("utf-8")) if DEVICE.exists() else None
-    if stated is not None and os.environ.get("VK_DRIVER_FILES", stated["driver"]) == stated["driver"]:
-        if not all(Path(library).exists() for library in stated["libraries"] if library):
-            return "build/webgpu is not whole; remove it and run make webgpu"
+    """Make the device available to this process; return the reason if there is none."""
+    config = json.loads(DEVICE.read_text("utf-8")) if DEVICE.exists() else None
+    if config is not None and os.environ.get("VK_DRIVER_FILES", config["driver"]) == config["driver"]:
+        if not all(Path(library).exists() for library in config["libraries"] if library):
+            return "build/webgpu is incomplete; remove it and run make webgpu"
         sys.path.append(str(DEVICE.with_name("site")))
-        for library in filter(None, stated["libraries"]):
+        for library in filter(None, config["libraries"]):
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        os.environ |= {"VK_DRIVER_FILES": stated["driver"], "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}
+        os.environ |= {"VK_DRIVER_FILES": config["driver"], "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}
     return None if webgpu_opens() else "no WebGPU device runs float16 here; make webgpu prepares one"
 
 
 def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: bool) -> Reply:
-    """Open a model on a provider, and run it on feeds if there are any."""
+    """Open a model on a provider and run it on feeds, if any."""
     try:
         providers = tuple(dict.fromkeys((provider, CPU)))
         options = SessionOptions(providers=providers, optimized=optimized)
@@ -68,24 +68,24 @@ def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: 
         if feeds is not None:
             reply["outputs"] = runner.run(feeds)
         return reply
-    except Exception as error:  # noqa: BLE001 - whatever the runtime raises is an answer
+    except Exception as error:  # noqa: BLE001 - any error of the runtime is an answer
         return {"error": str(error).splitlines()[0][:300]}
 
 
 def kind(node: Any) -> str:
-    """The kind of a node that onnxruntime placed; it writes some anew, with channels last, in a domain of its own."""
+    """Return the kind of a placed node; onnxruntime moves channels-last ones to an internal domain."""
     return node.op_type if node.domain in ("", "ai.onnx", "com.ms.internal.nhwc") else f"{node.domain}::{node.op_type}"
 
 
 def verified(path: str, target: str, feeds: dict[str, Any], emulate: bool | None) -> Reply:
-    """Convert a model for a target, and compare the result as `verify` does."""
+    """Convert a model for a target and verify the result."""
     converted = amp_rewrite.convert(path, target=target)
     verdict = amp_rewrite.verify(path, converted.result, feeds, tolerance=BOUND, emulate=emulate)
     return {"ok": verdict.ok, "reference": verdict.reference.as_, "candidate": verdict.candidate.as_}
 
 
 class Device(Child):
-    """The device behind a process of its own. `absence`: why there is none, None if there is one."""
+    """The device in a separate process. `absence`: the reason if there is none."""
 
     def __init__(self) -> None:
         super().__init__(serve, LIMIT)
@@ -98,12 +98,12 @@ class Device(Child):
     def run(self, model: onnx.ModelProto, feeds: dict[str, Any] | None = None, provider: str = WEBGPU) -> Reply:
         """Return assignment and outputs, or an error.
 
-        Without feeds it is about the ops as they stand, of which optimizers would leave some out.
+        Without feeds, optimizers are off, because they would remove some ops.
         """
         reply: Reply = self.ask(("answer", model.SerializeToString(), feeds, provider, feeds is not None))
         return reply
 
     def opened(self, model: onnx.ModelProto) -> Reply:
-        """Return the assignment in a session as it would run, or an error, without running it."""
+        """Return the assignment in an optimized session, or an error, without running it."""
         reply: Reply = self.ask(("answer", model.SerializeToString(), None, WEBGPU, True))
         return reply
