@@ -110,7 +110,7 @@ class Report(Result, ReportData):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Report:
-        """Read a report from the JSON of `to_json`.
+        """Return a report from the JSON of `to_json`.
 
         Raises:
             ReportError: the text is invalid; the message names `source` and the field.
