@@ -1,4 +1,4 @@
-"""Checkpoints and optimizer objects: what they hold, runs that go on with the same bits, and what is refused."""
+"""Checkpoints and optimizer objects: contents, resumed runs with the same bits, and refusals."""
 
 import zipfile
 from pathlib import Path
@@ -118,7 +118,7 @@ def test_invalid_checkpoints_and_unwritable_paths_are_named(tmp_path: Path) -> N
 
 
 def refused(made: Trainer, path: Path) -> str:
-    """What loading says; the state must be as it was."""
+    """Return the error of loading a checkpoint; the state must not change."""
     before = made.state
     with pytest.raises(TrainingError) as error:
         made.load(path)
@@ -206,7 +206,7 @@ def test_an_optimizer_restores_a_trainers_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_custom_loop_and_fit_share_one_checkpoint(tmp_path: Path) -> None:
-    """Half by fit and half by the loop, or the other way round: the same as all by fit."""
+    """Training half by fit and half by the loop, in either order, equals training by fit."""
     straight = _trainer(_wrapped(8.0))
     straight.fit(SIX)
 

@@ -1,4 +1,4 @@
-"""The TensorFlow-shaped door, with the values of TensorFlow's own tests, and policies of a process."""
+"""The TensorFlow interface, with the values of TensorFlow's tests, and the policies of a process."""
 
 import warnings
 from typing import Any
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 class Ramp:
-    """A loss of slope `slope` in each variable, which remembers the gradients that it gave out."""
+    """A loss with slope `slope` in each variable; it records the gradients it returned."""
 
     def __init__(self, slope: float = 1.0) -> None:
         self.slope = slope
@@ -290,7 +290,7 @@ def test_a_useless_loss_scale_is_warned_of() -> None:
         UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16; "
     ) as said:
         assert Policy("mixed_bfloat16", loss_scale=2).loss_scale == 2.0
-    assert said[0].filename == __file__  # of the caller
+    assert said[0].filename == __file__  # the caller
 
 
 def test_a_policy_prints_as_in_keras() -> None:
@@ -345,7 +345,7 @@ def test_a_gpu_without_fast_low_types_is_named_once_per_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
-    set_policy("mixed_bfloat16")  # only float16 is asked about
+    set_policy("mixed_bfloat16")  # only float16 queries the hardware
     message = "this GPU has less: P100, compute capability 6.0$"
     with pytest.warns(UserWarning, match=message) as said:
         set_policy("mixed_float16")
@@ -361,7 +361,7 @@ def test_a_gpu_without_fast_low_types_is_named_once_per_process(
 def test_steps_follow_the_rewrite_and_the_policy_like_sessions() -> None:
     seen = [policies.policy_of_steps().name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a machine without a GPU
+        warnings.simplefilter("ignore")  # from a machine without a GPU
         enable_mixed_precision_graph_rewrite()
         seen.append(training_step(mlp(), loss=CROSS_ENTROPY).policy.name)
         disable_mixed_precision_graph_rewrite()

@@ -1,4 +1,4 @@
-"""Loss scaling for graphs that bring their own backward pass."""
+"""Loss scaling for graphs with their own backward pass."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from amp_rewrite.train.loss_scale import DynamicLossScale
 from support.paths import TESTS
 from support.train import foreign_step
 
-# loss = mean((x w)²) over 2 numbers and its gradient by w, as another tool would write them
+# loss = mean((x w)²) over 2 numbers and its gradient with respect to w, as another tool would write them
 GRAPH = """
 <ir_version: 10, opset_import: ["": 20]>
 net (float[2,3] x, float[3,1] w, float loss_grad) => (float loss, float[3,1] w_grad)
@@ -171,14 +171,14 @@ def test_a_seed_read_in_bodies_is_scaled_there(taken: bool) -> None:
     assert run(probe, feed)[inner].tolist() == [512 * sign, 1024 * sign]
 
 
-# -- a step that PyTorch exported ---------------------------------------------------------------------
+# -- a step exported by PyTorch -----------------------------------------------------------------------
 
 HERE = TESTS / "support" / "train"
 GRADS = [f"{name}_grad" for name in foreign_step.NAMES]
 FLOAT32 = 5e-6
-"""Of the largest gradient: sums of some 100 products in another order, each rounded to 2**-24."""
+"""Relative to the largest gradient: sums of about 100 products in another order, each rounded to 2**-24."""
 FLOAT16 = 2.0**-8
-"""Of the largest gradient: some dozen float16 results on each path, rounded to 2**-11 each."""
+"""Relative to the largest gradient: about a dozen float16 results on each path, rounded to 2**-11 each."""
 
 
 def exported() -> onnx.ModelProto:
@@ -202,7 +202,7 @@ def computed(model: Model, loss_grad: float = 1.0, **more: Array) -> dict[str, A
 
 
 def off(found: dict[str, Any], reference: dict[str, Array]) -> float:
-    """The largest difference of a gradient, of the largest number in it."""
+    """Return the largest difference of a gradient, relative to its largest element."""
     return max(float(np.abs(found[g] - reference[g]).max() / np.abs(reference[g]).max()) for g in GRADS)
 
 

@@ -1,4 +1,4 @@
-"""Modules of PyTorch as `from_torch` and `from_transformers` export them: each trains as PyTorch trains it."""
+"""PyTorch modules exported by `from_torch` and `from_transformers`: each trains as in PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def _why(step: TrainingStep, name: str) -> str:
 
 
 def _lookup(torch: Any) -> Any:
-    """An embedding with a padding row, whose table is the last layer, too."""
+    """An embedding with a padding row, tied to the last layer."""
     nn = torch.nn
 
     class Net(nn.Module):  # type: ignore[misc]
@@ -46,7 +46,7 @@ def _rows(rows: int) -> Any:
 
 
 def _shared(torch: Any) -> Any:
-    """A net with one layer three times, a weight in two layers, and a parameter with the name of the input."""
+    """A net with one layer used three times, a weight shared by two layers, and a parameter named like the input."""
     nn = torch.nn
 
     class Net(nn.Module):  # type: ignore[misc]
@@ -69,7 +69,7 @@ def _norm(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _train_alike(step: TrainingStep, net: Any, optimizer: Any, data: list[Any]) -> None:
-    """Train here and in PyTorch; each loss is the same."""
+    """Train here and in PyTorch, and compare each loss."""
     torch = pytest.importorskip("torch")
     trainer = Trainer(step, **PLACE)
     for x in data:
@@ -131,7 +131,7 @@ def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants()
 
 
 def _stopped(torch: Any) -> Any:
-    """A net with a rounded weight, whose gradient is that of the weight, and with results that give no gradient."""
+    """A net with a straight-through gradient of a rounded weight, and with results without gradients."""
     nn = torch.nn
 
     class Net(nn.Module):  # type: ignore[misc]
@@ -161,7 +161,7 @@ def test_stopped_gradients_match_pytorch() -> None:
 
 
 def _odd(torch: Any, way: str) -> Any:
-    """A net that does what an export cannot do."""
+    """A net with behavior that an export loses."""
     nn = torch.nn
 
     class Rounded(torch.autograd.Function):  # type: ignore[misc]
@@ -209,7 +209,7 @@ def test_modules_lost_in_the_export_are_refused(way: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("way", "beginning"),
     [
         (
             "spectral",
@@ -220,13 +220,13 @@ def test_modules_lost_in_the_export_are_refused(way: str, message: str) -> None:
         ("", ""),
     ],
 )
-def test_the_report_lists_training_behavior_missing_from_the_export(way: str, told: str) -> None:
+def test_the_report_lists_training_behavior_missing_from_the_export(way: str, beginning: str) -> None:
     torch = pytest.importorskip("torch")
     net = _odd(torch, way)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     notes = module_notes(from_torch(net, _rows(2)), training_mode=True)
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
-    assert [note[: len(told)] for note in notes] == ([told] if told else [])
+    assert [note[: len(beginning)] for note in notes] == ([beginning] if beginning else [])
 
 
 _TIES: dict[str, tuple[Callable[[Any, Any], Any], list[list[float]]]] = {

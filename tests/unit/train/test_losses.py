@@ -1,4 +1,4 @@
-"""Losses as text, each beside PyTorch: value and gradient, of logits and of probabilities."""
+"""Loss formulas against PyTorch: values and gradients, from logits and from probabilities."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ WORDS, NEXT = RNG.normal(size=(3, 4, CLASSES)).astype(F32), RNG.integers(0, CLAS
 NEXT[1, 2:] = -100
 NEAR = SOFT * F32(0.9) + F32(0.05)
 LOSSES: list[tuple[str, str, Any, Array, Array]] = [
-    # of logits, and of probabilities that a softmax or a sigmoid computes
+    # from logits, and from probabilities of a softmax or a sigmoid
     *(
         row
         for body in (LOGITS, FUNCTION)
@@ -94,16 +94,16 @@ LOSSES: list[tuple[str, str, Any, Array, Array]] = [
             ("binary_cross_entropy(y, t, pos_weight=3, label_smoothing=0.2)", body, _of_numbers, BITS, X),
         )
     ),
-    # a probability of 0 keeps its loss where a softmax computes it
+    # a probability of 0 from a softmax keeps its loss
     ("cross_entropy(y, t)", SOFTMAX, lambda f, x, t: f.cross_entropy(x, t), LABELS, FAR),
-    # from_logits decides for values of unknown origin, and keeps a softmax that is meant
+    # from_logits decides for values of unknown origin, and can keep a softmax
     ("cross_entropy(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.nll_loss(x.log(), t), LABELS, SOFT),
     ("binary_cross_entropy(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.binary_cross_entropy(x, t), BITS, NEAR),
     ("kl_divergence(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.kl_div(x.log(), t, reduction="batchmean"),
      HARD, SOFT),
     ("cross_entropy(y, t, from_logits=True)", LOGITS, lambda f, x, t: f.cross_entropy(x, t), LABELS, SOFT),
     ("cross_entropy(y, t, from_logits=True)", SOFTMAX, lambda f, x, t: f.cross_entropy(x.softmax(1), t), LABELS, X),
-    # of numbers
+    # regression
     ("mean_squared_error(y, t)", LOGITS, lambda f, x, t: f.mse_loss(x, t), SOFT, X),
     ("mean_absolute_error(y, t)", LOGITS, lambda f, x, t: f.l1_loss(x, t), SOFT, X),
     ("huber(y, t)", LOGITS, lambda f, x, t: f.huber_loss(x, t), SOFT, X),

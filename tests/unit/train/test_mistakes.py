@@ -1,4 +1,4 @@
-"""What people type wrong, each answered by the thing and the way out, and never by a bare error of Python."""
+"""Common mistakes, each answered with the cause and a remedy, never with a bare Python error."""
 
 import warnings
 from pathlib import Path
@@ -227,7 +227,7 @@ MISTAKES = {
     "setattr(scaled(2), 'iterations', -1)": "iterations is -1; use a whole number ≥ 0",
     "optimizer().apply_gradients([(1.0, T.Variable(1.0)), (1.0, T.Variable(2.0))])": "give each a unique name",
     "optimizer().restore({})": "the checkpoint lacks the step count 'step'; pass the result of checkpoint()",
-    # arguments of another type than declared, and other arguments than there are
+    # arguments of the wrong type, and unknown arguments
     "network().fit(X, Y, progress=3)": "progress of Trainer.fit is 3; pass a function or None",
     "network().compile('sgd', SPARSE, metrics=3)": "metrics of Network.compile is 3; pass a string or a list",
     "network().export('a.onnx')": "Network.export: too many positional arguments; call Network.export()",
@@ -245,7 +245,7 @@ MISTAKES = {
     "T.DynamicLossScale.of_grad_scaler(scale=2)": "does not take 'scale'; did you mean 'init_scale'?",
     "T.save_step(3, 'step.onnx')": "step of save_step is 3; pass a TrainingStep",
     "step(folder=3)": "folder of training_step is 3; pass a string, a path or None",
-    # arrays of no shape, and arrays for no input
+    # ragged arrays, and arrays without an input
     "network().fit([[1.0, 2.0, 3.0], [4.0]], [0, 1])": "has rows of different lengths: ",
     "network()([[1.0, 2.0, 3.0], [4.0]])": "has rows of different lengths: ",
     "trainer().fit([(X, Y, np.ones(40))])": "1 array after those for 'x', 'label' have no input; pass row weights",
@@ -267,7 +267,7 @@ MISTAKES = {
     "step(policy='float16')": "does not keep parameters and results in float32, as a training step must",
     "step(keep=['op=Relu'])": "policy 'float32' lowers nothing, so keep would have no effect; remove the options",
     "step(lower=['op=Sub'], policy='mixed_float16')": "which a training step computes in float32; narrow the pattern",
-    # optimizers by words
+    # optimizers as text
     "step(optimizer='sgd,lr=fast')": "optimizer 'sgd': 'lr=fast' is not a setting; write NAME=NUMBER",
     "step(optimizer='sgd,momentum')": "optimizer 'sgd': 'momentum' is not a setting; write NAME=NUMBER",
     "step(optimizer='sgd,beta_1=0.5')": "SGD does not take 'beta_1'; it takes learning_rate, momentum, nesterov, ",
@@ -344,7 +344,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def answered(code: str, words: str, names: dict[str, Any]) -> None:
-    """Run the code, and check that its error or its warning has the words."""
+    """Run the code, and check that its error or warning contains the words."""
     with warnings.catch_warnings(), pytest.raises((AmpRewriteError, AttributeError, UserWarning)) as error:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", UserWarning)

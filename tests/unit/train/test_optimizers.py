@@ -1,4 +1,4 @@
-"""Optimizers: clipping, steps by hand, PyTorch agrees, and host and graph go through the same states, bit by bit."""
+"""Optimizers: clipping, steps by hand, agreement with PyTorch, and identical states on the host and in the graph."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ EACH = [CosineDecay(0.1, 10, 0.25), ExponentialDecay(0.1, 4, 0.5, staircase=True
 
 @dataclass(frozen=True)
 class Halving(Schedule):
-    """A schedule of a user."""
+    """A user-defined schedule."""
 
     start: float
 
@@ -213,7 +213,7 @@ def test_a_schedule_survives_its_configuration(schedule: Schedule) -> None:
 
 STEPS = 1_000
 
-# Numbers of three and of one: a norm over so few is added up in one order only, whoever adds.
+# Three elements and one: a norm over so few has only one order of summation.
 ONE: Mapping[str, Array] = {"a": np.array([0.5, -2, 3], F32)}
 TWO: Mapping[str, Array] = {**ONE, "b": np.array(1.5, F32)}
 Rules = Mapping[str, tuple[Optimizer, Mapping[str, Array]]]
@@ -233,7 +233,7 @@ RULES: Rules = {
 
 SCALES: Mapping[str, LossScale | None] = {
     "dynamic": DynamicLossScale(2.0**15, 20, 3.0),
-    "fixed": FixedLossScale(3.0),  # no power of two, so that dividing by it rounds
+    "fixed": FixedLossScale(3.0),  # not a power of two, so division by it rounds
     "none": None,
 }
 
@@ -278,10 +278,10 @@ class Nodes:
         return cls(made, updates, views)
 
     def go(self, side: Side, gradients: Mapping[str, Array], rate: np.float32) -> list[bool]:
-        """One step from one side to the other; whether it was finite, and applied, as the last rule tells."""
+        """Run one step from one side to the other; return whether it was finite, and applied, by the last rule."""
         rates = {update.learning_rate: np.array(rate) for update in self.updates.values()}
-        told = self.runner.run(side, {**{f"g_{name}": g for name, g in gradients.items()}, **rates})
-        return [bool(flag) for flag in told.values()]
+        flags = self.runner.run(side, {**{f"g_{name}": g for name, g in gradients.items()}, **rates})
+        return [bool(flag) for flag in flags.values()]
 
 
 def _appended(b: Builder, name: str, rule: Optimizer, start: Mapping[str, Array], scale: LossScale | None) -> Update:
@@ -290,13 +290,13 @@ def _appended(b: Builder, name: str, rule: Optimizer, start: Mapping[str, Array]
 
 
 def _path(name: str) -> str:
-    """ "slot/adam/a/m" as "a/m": what `Host` calls it."""
+    """ "slot/adam/a/m" as "a/m", the name in `Host`."""
     kind, _, rest = name.partition("/")
     return rest.partition("/")[2] if kind in ("parameter", "slot") else kind
 
 
 def drawn(rng: np.random.Generator, spoiled: float) -> dict[str, Array]:
-    """Gradients over seven orders of magnitude; this share of them not finite."""
+    """Return gradients over seven orders of magnitude, with this share nonfinite."""
     found = {n: np.array(rng.standard_normal(a.shape) * 10.0 ** int(rng.integers(-4, 3)), F32) for n, a in TWO.items()}
     if rng.random() < spoiled:
         found["a"][1] = rng.choice([np.inf, -np.inf, np.nan])
@@ -306,7 +306,7 @@ def drawn(rng: np.random.Generator, spoiled: float) -> dict[str, Array]:
 def side_by_side(
     scale: LossScale | None, steps: int, spoiled: float, rules: Rules = RULES
 ) -> tuple[int, ScaleState | None]:
-    """Run both; how many steps were applied, and the last scale. AssertionError where a bit differs."""
+    """Run both; return the number of applied steps and the last scale. AssertionError if a bit differs."""
     rng = np.random.default_rng(7)
     hosts = {name: Host(rule, start, initial_slots(rule, start)) for name, (rule, start) in rules.items()}
     nodes, side = Nodes.of(scale, rules), 0
@@ -370,7 +370,7 @@ def test_a_dynamic_scale_goes_through_the_same_states(
 
 
 def test_the_comparison_notices_one_bit() -> None:
-    """Its must-fail twin: another rounding in the graph than on the host."""
+    """The comparison must fail if the graph rounds differently from the host."""
     with pytest.raises(AssertionError, match="adam"), pytest.MonkeyPatch.context() as patch:
         original = Adam.rule
 

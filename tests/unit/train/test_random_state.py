@@ -1,4 +1,4 @@
-"""Random numbers as state: seeds, resumed runs, and the distribution of what is drawn."""
+"""Random numbers as state: seeds, resumed runs, and distributions."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ DATA = list(batches(8))
 
 
 def _net() -> ModelProto:
-    """The small model with Dropout behind its first layer, and again before its last."""
+    """The small model with Dropout after its first layer, and again before its last op."""
     model = parsed(
         """net (float[N,8] x) => (float[N,4] y) <float half = {0.5}, float few = {0.25}> {
           h = MatMul (x, w1)  hb = Add (h, b1)  a = Relu (hb)  d = Dropout (a, half)
@@ -79,7 +79,7 @@ def test_each_step_drops_other_values_even_after_a_skipped_one() -> None:
     assert (trainer.state["random"] == before * np.array(MULTIPLIERS) % PRIME).all()
 
 
-# -- what is drawn -------------------------------------------------------------------------------------
+# -- distributions ------------------------------------------------------------------------------------
 
 
 def _drawn(graph: str, feeds: dict[str, Array], state: Array) -> list[Array]:
@@ -107,7 +107,7 @@ def test_dropout_drops_its_share_and_scales_up_the_rest(dims: str) -> None:
     assert (kept == (y != 0)).all() and set(np.unique(y)) == {F32(0), F32(1 / 0.7)}
     assert (~kept).mean() == pytest.approx(0.3, abs=0.01)
     rows = kept.reshape(-1, 200)
-    assert rows.mean(1).std() == pytest.approx(np.sqrt(0.21 / 200), rel=0.15)  # as of independent draws
+    assert rows.mean(1).std() == pytest.approx(np.sqrt(0.21 / 200), rel=0.15)  # as for independent draws
     assert rows.mean(0).std() == pytest.approx(np.sqrt(0.21 / len(rows)), rel=0.2)
     assert _correlation(rows[1:], rows[:-1]) < 0.02 and _correlation(rows[:, 1:], rows[:, :-1]) < 0.02
 

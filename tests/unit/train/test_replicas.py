@@ -20,7 +20,7 @@ from support.train.replica import STEPS, Loop
 
 
 class Replica:
-    """One of two, to which the other has said its part before."""
+    """One of two replicas; the other has already sent its part."""
 
     world = 2
 
@@ -33,7 +33,7 @@ class Replica:
 
 
 def averages(first: list[Array | None], second: list[Array | None], **rows: int) -> list[Array | None]:
-    """What the first replica gets; `rows` of each as r0 and r1."""
+    """Return the averages of the first replica; `rows`: the rows of each as r0 and r1."""
     there = Replica(1)
     averaged(there, second, rows=rows.get("r1", 1))
     return averaged(Replica(0, there.own), first, rows=rows.get("r0", 1))
@@ -89,7 +89,10 @@ def test_two_processes_train_as_one_and_skip_together(tmp_path: Path) -> None:
         alone.step(SingleReplica(), batch)
 
     assert same(*states) and states[0]["step"] == STEPS - 1 and states[0]["loss_scale"] == 2**14
-    for name, value in alone.state.items():  # sums of 16 rows in another order; Adam's steps of 0.01 carry them on
+    for (
+        name,
+        value,
+    ) in alone.state.items():  # sums of 16 rows in another order; Adam's steps of 0.01 carry the difference forward
         np.testing.assert_allclose(states[0][name], value, atol=2e-6)
 
 

@@ -1,4 +1,4 @@
-"""The whole step as one graph: what it computes, what it leaves alone, and in which types."""
+"""The whole step as one graph: results, unchanged state, and types."""
 
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def test_an_overflow_in_float16_halves_the_scale_until_gradients_fit() -> None:
 
 
 def test_a_small_gradient_vanishes_in_float16_without_a_scale_and_survives_with_one() -> None:
-    # d loss / d y is 1e-9 for each row: float16 flushes what is below 2**-25, about 3e-8
+    # d loss / d y is 1e-9 for each row: float16 flushes values below 2**-25, about 3e-8
     model = parsed(
         """net (float[4,8] x) => (float[4,8] y) <float tiny = {0.000000032}> {
           [first] h = MatMul (x, w)
@@ -221,9 +221,9 @@ def test_masks_scalars_and_statistics_are_not_parameters() -> None:
 def test_the_report_says_why_the_update_is_float32() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY)
     assert step.report is not None
-    told = {(row.name.split("/")[0], row.rule) for row in step.report.rows if row.name.startswith("amp.")}
+    rules = {(row.name.split("/")[0], row.rule) for row in step.report.rows if row.name.startswith("amp.")}
 
-    assert {("amp.update", "update"), ("amp.update", "running_sum"), ("amp.loss", "loss")} <= told
+    assert {("amp.update", "update"), ("amp.update", "running_sum"), ("amp.loss", "loss")} <= rules
     assert "updates the state of a training step, in float32" in step.report.text()
 
 
@@ -300,7 +300,7 @@ def _with_functions(_: Path) -> object:
 
 
 def _bound(_: Path) -> object:
-    """A model whose weights were inputs."""
+    """A model with weights bound from inputs."""
     model = mlp()
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     del model.graph.initializer[:]
@@ -328,7 +328,7 @@ def test_the_loss_of_half_precision_logits_is_computed_in_float32(loss: str) -> 
     run = Run(step)({"x": np.full((2, 3), 300, F32), "t": target})
 
     assert run.results["loss"].dtype == F32
-    assert np.isfinite(run.results["loss"])  # 300² is not, in float16
+    assert np.isfinite(run.results["loss"])  # 300² overflows float16
 
 
 NORMALIZED = """net (float[N,3,4] x) => (float[N,3,4] y)
@@ -420,7 +420,7 @@ def test_on_cuda_only_the_free_batch_size_is_computed_on_the_host(
     (row,) = stub.placements([tmp_path / "step.onnx"])
 
     assert "error" not in row
-    # the mean over the batch divides by a Size, which onnxruntime keeps on the host: one number goes over
+    # the mean over the batch divides by a Size, which onnxruntime keeps on the host: one number crosses over
     assert {op.split()[0] for op in row["cpu_float"]} <= {"Cast", "Div"}
     assert row["memcpy"] <= 2
     assert row["cuda"] > 100
@@ -431,7 +431,7 @@ LOSS = "cross_entropy(logits, label)"
 
 
 def network(cell: str) -> ModelProto:
-    """Three classes of sequences of 5 steps of 4 numbers."""
+    """A model of three classes for sequences of 5 steps with 4 numbers each."""
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 20]> g (float[5,batch,4] x) => (float[batch,3] logits)
           <int64[1] first = {{0}}> {{
@@ -447,7 +447,7 @@ def network(cell: str) -> ModelProto:
 
 
 def batch() -> dict[str, np.ndarray]:
-    """Sequences whose class is the sign of their first numbers."""
+    """Sequences with the sign of their first numbers as the class."""
     x = np.random.default_rng(1).normal(size=(5, 24, 4)).astype(np.float32)
     return {"x": x, "label": np.sign(x[0, :, 0]).astype(np.int64) + 1}
 

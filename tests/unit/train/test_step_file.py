@@ -1,4 +1,4 @@
-"""Steps in files: what any runtime can do with one, what comes back, and the command that writes one."""
+"""Step files: runs in any runtime, metadata, and the command that writes them."""
 
 import json
 from pathlib import Path
@@ -24,8 +24,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "step.onnx"
 
 
-def told(file: str | Path) -> dict[str, Any]:
-    """What the metadata of a step's file say."""
+def metadata_of(file: str | Path) -> dict[str, Any]:
+    """Return the metadata of a step file."""
     (entry,) = (p for p in onnx.load(file).metadata_props if p.key == KEY)
     return dict(json.loads(entry.value))
 
@@ -43,7 +43,7 @@ def test_a_file_runs_anywhere_and_its_state_has_defaults(file: Path) -> None:
 
 
 def test_the_metadata_name_a_loops_inputs_and_files_are_not_overwritten(file: Path) -> None:
-    made, found = step(), told(file)
+    made, found = step(), metadata_of(file)
 
     assert found["state"] == [[s.name, s.input, s.output] for s in made.state]
     assert (found["batch"], found["loss"], found["learning_rate"]) == (list(made.batch), made.loss, made.learning_rate)
@@ -79,7 +79,7 @@ def test_the_command_writes_a_step_and_describes_it(folder: Path) -> None:
         " on multiples of 8, and below 256 on powers of two\n\n"
         "net.onnx → float16\n"
     )
-    assert told("net.step.onnx")["optimizer"]["config"]["clipnorm"] == 1.0
+    assert metadata_of("net.step.onnx")["optimizer"]["config"]["clipnorm"] == 1.0
     assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "net.step.onnx"]
 
 
@@ -97,7 +97,7 @@ def test_the_command_accepts_the_librarys_options(folder: Path) -> None:
         "    w1  [8, 16]        named in freeze\n"
         "    b1  [16]           named in freeze\n"
     )
-    made = told("s.onnx")
+    made = metadata_of("s.onnx")
     assert (made["state"][0][0], made["micro_batches"]) == ("micro_batch", 3)
 
 
@@ -108,12 +108,12 @@ def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(fol
     words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "-o")
 
     discards = "overwriting it discards the model that the step was made from; name another output, or add --overwrite"
-    for name, told in (
+    for name, message in (
         ("net.onnx", f"net.onnx is the input: {discards} to this command"),
         ("net.data", "cannot write net.data: it holds the weights of net.onnx, which is being read; name another"),
     ):
         refused = run(*words, name)
-        assert (refused.exit_code, refused.stderr) == (2, f"error: {told}\n")
+        assert (refused.exit_code, refused.stderr) == (2, f"error: {message}\n")
     assert {name: Path(name).read_bytes() for name in before} == before
     assert run(*words, "net.onnx", "--overwrite").exit_code == 0
 
@@ -124,7 +124,7 @@ def test_the_command_line_overrides_settings_of_a_file(folder: Path) -> None:
     words = ["train-step", "net.onnx", "--loss", CROSS_ENTROPY]
     assert run(*words).exit_code == 0
     by_file = onnx.load("net.step.onnx")
-    assert told("net.step.onnx")["policy"] == "mixed_bfloat16"
+    assert metadata_of("net.step.onnx")["policy"] == "mixed_bfloat16"
     assert run(*words, "--policy", "mixed_float16", "--keep", "second").exit_code == 0
     by_both = onnx.load("net.step.onnx")
 
@@ -140,8 +140,8 @@ def test_in_float32_neither_file_nor_command_line_lowers_ops(folder: Path) -> No
     Path("amp.toml").write_text('to = "bfloat16"\nkeep = ["first"]\n')
     words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
     assert run(*words).exit_code == 0
-    assert told("net.step.onnx")["policy"] == "float32"
+    assert metadata_of("net.step.onnx")["policy"] == "float32"
 
     refused = run(*words, "--overwrite", "--keep", "second")
-    told_why = "policy 'float32' lowers nothing, so keep would have no effect; remove the options, or use mixed_float16"
-    assert (refused.exit_code, refused.stderr) == (2, f"error: {told_why}\n")
+    message = "policy 'float32' lowers nothing, so keep would have no effect; remove the options, or use mixed_float16"
+    assert (refused.exit_code, refused.stderr) == (2, f"error: {message}\n")

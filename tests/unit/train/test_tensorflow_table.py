@@ -1,6 +1,6 @@
-"""TensorFlow's mixed-precision API as its documents write it: each test is a line of that API, with its behaviour.
+"""TensorFlow's mixed-precision API as documented: each test covers one line of it.
 
-`docs/reference/tensorflow.md` lists the lines; those that other tests hold are named there.
+`docs/reference/tensorflow.md` lists all lines, with the tests elsewhere that cover the others.
 """
 
 import copy
@@ -202,7 +202,7 @@ def test_add_slot_creates_a_slot_used_by_steps_and_checkpoints(initializer: Any,
 
 
 class _Half(Optimizer):
-    """Half of plain gradient descent."""
+    """Gradient descent at half the rate."""
 
     learning_rate: float = 0.1
 
@@ -217,7 +217,7 @@ class _Half(Optimizer):
 
 
 class _Averaging(StatefulOptimizer):
-    """Keeps the mean of a variable in a slot of its own."""
+    """An optimizer with the mean of a variable in a slot."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **words: Any) -> None:
         pairs = list(grads_and_vars)

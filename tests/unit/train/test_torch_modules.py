@@ -1,4 +1,4 @@
-"""Modules of PyTorch and models of Keras: gradients and steps are theirs, and what they train is trained."""
+"""PyTorch modules and Keras models: gradients, steps and trained parameters match."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def _parts(torch: Any, way: str) -> dict[str, Any]:
 
 
 def _result(torch: Any, way: str, net: Any, x: Any) -> Any:
-    """Numbers [rows, 5, 8], or [rows, 8], of a batch [rows, 5, 8]."""
+    """Return numbers [rows, 5, 8] or [rows, 8] for a batch [rows, 5, 8]."""
     functional = torch.nn.functional
     match way:
         case "LSTM":
@@ -99,7 +99,7 @@ def _result(torch: Any, way: str, net: Any, x: Any) -> Any:
 
 
 def _net(torch: Any, ways: tuple[str, ...]) -> Any:
-    """A net of the parts of all these ways, side by side."""
+    """A net with the parts of all these ways, side by side."""
     nn = torch.nn
 
     class Part(nn.Module):  # type: ignore[misc]
@@ -192,7 +192,7 @@ def test_label_smoothing_stays_in_the_export(way: str, monkeypatch: pytest.Monke
     for variable, gradient in zip(loss.variables, gradients, strict=True):
         np.testing.assert_allclose(gradient, net.get_parameter(variable.name).grad, rtol=1e-5, atol=1e-6)
 
-    if way == "classes":  # PyTorch's exporter leaves the smoothing out
+    if way == "classes":  # PyTorch's exporter omits the smoothing
         monkeypatch.setattr(torch_forms, "_cross_entropy", lambda *_: None)
         with pytest.raises(TrainingError, match="the exported model does not match the module: on the example"):
             from_torch(net, batch)
@@ -202,7 +202,7 @@ LOSS = "cross_entropy(output, label)"
 
 
 def _net_of_dropout(torch: Any, way: str) -> Any:
-    """A net that drops in one way, on a batch [rows, 6, 8] of numbers."""
+    """A net with one kind of dropout, for batches [rows, 6, 8]."""
     nn, functional = torch.nn, torch.nn.functional
 
     class Net(nn.Module):  # type: ignore[misc]
@@ -221,7 +221,7 @@ def _net_of_dropout(torch: Any, way: str) -> Any:
             x = self.first(x)
             if way == "masked":
                 heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
-                mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # all is masked for the first row
+                mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # the first row is fully masked
                 options = {"attn_mask": mask, "dropout_p": p, "scale": 0.4, "enable_gqa": True}
                 x = functional.scaled_dot_product_attention(heads, heads[:, :1], heads[:, :1], **options)
                 x = x.transpose(1, 2).flatten(2)
@@ -277,7 +277,7 @@ def test_dropout_matches_the_distribution_of_pytorch_and_is_off_in_evaluation(wa
 
 
 def _with_masks(step: TrainingStep) -> tuple[TrainingStep, list[str]]:
-    """The step with what each Dropout gives as outputs, in the order of the model."""
+    """Return the step with the results of each Dropout as outputs, in the order of the model."""
     assert step.forward is not None
     names = [node.output[0] for node in step.forward.proto.graph.node if node.op_type == "Dropout"]
     proto = clone(step.model.proto)
@@ -286,7 +286,7 @@ def _with_masks(step: TrainingStep) -> tuple[TrainingStep, list[str]]:
 
 
 def _dropping(torch: Any, masks: list[Any]) -> Any:
-    """A context in which PyTorch's functions keep what these masks keep, one after another."""
+    """Return a context manager that applies these masks in PyTorch's dropout functions, in order."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Dropping(TorchDispatchMode):  # type: ignore[misc]
@@ -362,7 +362,7 @@ def transformer(torch: Any) -> Any:
     nn = torch.nn
 
     class Classifier(nn.Module):  # type: ignore[misc, name-defined]
-        """A layer with its norms first and one with them last, on embeddings of words and places."""
+        """A pre-norm and a post-norm layer on word and position embeddings."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -413,7 +413,7 @@ def test_a_transformer_is_within_1e_5_of_torch_and_in_float16_close_to_torch_amp
         found[policy] = np.abs(np.array(Trainer(step, **PLACE).fit(data).losses) - exact).max()
     assert exact[-1] < 0.8 * exact[0]
     assert found["float32"] <= 1e-5
-    assert 0 < found["mixed_float16"] <= 2 * np.abs(amp - exact).max()  # 0.5 to 1.6 times, by the seed
+    assert 0 < found["mixed_float16"] <= 2 * np.abs(amp - exact).max()  # 0.5 to 1.6 times, depending on the seed
 
 
 PROGRAM = """

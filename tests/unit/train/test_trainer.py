@@ -43,8 +43,8 @@ def test_loss_falls_and_accuracy_rises_over_epochs() -> None:
 def test_the_state_is_a_copy_and_a_low_step_on_the_cpu_warns_of_emulation() -> None:
     assert trainer().where == "CPUExecutionProvider, float16 emulated: float32 kernels, rounded"
     assert trainer(policy="float32").where == "CPUExecutionProvider"
-    as_it_is = Trainer(step(), **PLACE, emulated=False)
-    assert as_it_is.where == "CPUExecutionProvider, float16 as the provider computes it"
+    unemulated = Trainer(step(), **PLACE, emulated=False)
+    assert unemulated.where == "CPUExecutionProvider, float16 as the provider computes it"
     made = trainer()
     before = made.state
     made.state["w1"][:] = 7
@@ -91,10 +91,10 @@ def test_an_interrupt_within_a_step_keeps_the_previous_state(monkeypatch: Any) -
     real = BufferedRunner.run
 
     def interrupted(self: BufferedRunner, side: Any, feeds: Any) -> Any:
-        told = real(self, side, feeds)
-        if "applied" in told:  # all new state is written by now
+        results = real(self, side, feeds)
+        if "applied" in results:  # all new state is written by now
             raise KeyboardInterrupt
-        return told
+        return results
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(BufferedRunner, "run", interrupted)
@@ -140,11 +140,11 @@ from support.train.nets import batches, step
 
 made = Trainer(step(policy="float32"))
 buffer = made._stepper.buffer
-held = [value for side in buffer.sides for value in side.values()]
-places = {(value.data_ptr(), value.device_name()) for value in held}
+values = [value for side in buffer.sides for value in side.values()]
+places = {(value.data_ptr(), value.device_name()) for value in values}
 print(made.where, len(made.fit(list(batches(4))).losses), made.evaluate(list(batches(2))).rows)
-after = {(value.data_ptr(), value.device_name()) for value in held}
-print(len(places) == len(held), {name for _, name in places}, places == after)
+after = {(value.data_ptr(), value.device_name()) for value in values}
+print(len(places) == len(values), {name for _, name in places}, places == after)
 print({name: array.shape for name, array in made.state.items() if "/" not in name})
 """
 
@@ -322,7 +322,7 @@ def test_data_may_be_endless_or_differ_between_epochs() -> None:
     seeds = iter(range(9))
     history = _trainer().fit(lambda: batches(2, seed=next(seeds)), epochs=3)
     expected = _trainer().fit([batch for seed in (1, 2, 3) for batch in batches(2, seed=seed)])
-    assert history.losses == expected.losses  # the first pass is the look at the data
+    assert history.losses == expected.losses  # the first pass only inspects the data
     data = _arrays(16)
     endless = (data for _ in itertools.count())
     once = iter([data])
@@ -373,11 +373,11 @@ def test_an_epoch_records_means_validation_rate_and_time() -> None:
     assert list(first) == [
         *("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "skipped", "seconds"),
     ]
-    held = {name: a[75:] for name, a in data.items()}
-    assert first["val_loss"] == pytest.approx(made.evaluate(held, batch_size=7).loss, rel=1e-5)
+    last_rows = {name: a[75:] for name, a in data.items()}
+    assert first["val_loss"] == pytest.approx(made.evaluate(last_rows, batch_size=7).loss, rel=1e-5)
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)  # another order, the same rows
 
-    given = made.fit(data, validation_data=held, learning_rate=0.0).epochs[0]
+    given = made.fit(data, validation_data=last_rows, learning_rate=0.0).epochs[0]
     assert given["val_loss"] == pytest.approx(first["val_loss"], rel=1e-5)
 
 
@@ -459,11 +459,13 @@ def _warned(made: Trainer, data: Any) -> str:
 
 def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
     large = [{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}]
-    told = _warned(_trainer(loss_scale=DynamicLossScale(4.0)), large)
-    assert told.startswith("all steps were skipped, because gradients were not finite; the first is 'b2' (shape [4])")
-    assert "the loss scale is 1. Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14)" in told
-    told = _warned(_trainer(loss_scale=None), large)
-    assert told.startswith("weights are NaN, because nonfinite gradients were applied; the first is 'b2'")
+    warning = _warned(_trainer(loss_scale=DynamicLossScale(4.0)), large)
+    assert warning.startswith(
+        "all steps were skipped, because gradients were not finite; the first is 'b2' (shape [4])"
+    )
+    assert "the loss scale is 1. Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14)" in warning
+    warning = _warned(_trainer(loss_scale=None), large)
+    assert warning.startswith("weights are NaN, because nonfinite gradients were applied; the first is 'b2'")
 
 
 def test_predictions_of_all_rows_are_in_their_order() -> None:

@@ -1,4 +1,4 @@
-"""What a step trains and what it leaves, with the reason, and models whose weights an exporter merged or folded."""
+"""Trained and frozen parameters with their reasons, and models with weights merged or folded by an exporter."""
 
 import sys
 from types import ModuleType
