@@ -1,4 +1,4 @@
-"""Values computed from constants: their numbers, and the pass that folds them."""
+"""Values computed from constants: their numbers, and a pass to fold them."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ LARGEST = 1 << 12
 """Largest number of elements of a folded result and of each operand."""
 
 _CORRECTLY_ROUNDED = frozenset(("Abs", "Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"))
-"""Arithmetic that gives the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
+"""Arithmetic with the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
 EXACT = MOVES | CASTS | _CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
 def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each float32 value computed from constants, unless only other such values read it.
+    """Replace each float32 value computed from constants, unless only other replaced values read it.
 
     Only operations with the same bits on every machine are folded: copies, conversions and correctly rounded
     arithmetic. Large values are weights, which stay in their files. Ops with other readers stay. O(nodes).

@@ -137,7 +137,7 @@ def mismatch(
 
 
 _PROVEN: set[bytes] = set()
-"""Digests of successful proofs: layers that differ only in the names of their values are proven once."""
+"""Digests of successful proofs: layers differing only in the names of their values are proven once."""
 
 
 def _digest(

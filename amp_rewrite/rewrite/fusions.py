@@ -49,7 +49,7 @@ _MODES = {
     "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
-"""For each mode: the option that turns its fusions off, and the text about the one that turns them on."""
+"""For each mode: the option to turn its fusions off, and the text about the one to turn them on."""
 _LAST_AXIS = "An axis other than the last, or one of unknown size; an epsilon that is not one constant inside the root;"
 _NORM = f"{_LAST_AXIS} a scale or bias that does not have one number per element."
 _MASKS = "two masks; a mask that does not cover every query and key"

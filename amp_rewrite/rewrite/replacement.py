@@ -89,7 +89,7 @@ class Context:
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]
-"""Yields replacements and refusals for a view. Of two replacements that share an op, the first wins."""
+"""Yields replacements and refusals for a view. If two replacements share an op, the first wins."""
 
 
 @dataclass(frozen=True, slots=True)

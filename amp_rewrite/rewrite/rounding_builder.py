@@ -1,4 +1,4 @@
-"""Builder of float32 nodes with explicit rounding, and the recipes that use it to expand an op."""
+"""Builder of float32 nodes with explicit rounding, and the type of recipes for expanding an op."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes for free dimensions: distinct,
 _LARGEST = 1 << 24  # most elements to move
 RANK = 4
 SWAP = (0, 2, 1, 3)
-"""The permutation that moves heads before tokens, and back."""
+"""The permutation to move heads before tokens, and back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 Shape = shapes.DeclaredDims
-"""Dims that are numbers, names or unknown. Dims with the same name are equal."""
+"""Dims: numbers, names or None if unknown. Dims with the same name are equal."""
 
 
 @once
@@ -78,7 +78,7 @@ class Builder(NodeBuilder):
         return Builder(self.view, scope, taken=self._taken, region=self._region)
 
     def model(self) -> Model:
-        """Return a new model with the current graph, which must be the main graph."""
+        """Return a new model with the current graph; it must be the main graph."""
         assert self.scope == MAIN
         proto = clone(self.view.model.proto)
         proto.graph.CopyFrom(self.finished())

@@ -67,7 +67,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 
 
 def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
-    """Return an equivalent model that `backward` can differentiate, with the same value names.
+    """Return an equivalent model for `backward` to differentiate, with the same value names.
 
     Local functions are inlined. An op without a gradient rule on a path to the loss is replaced by a function body,
     from `lowering` or from the standard; so is every BatchNormalization with batch statistics. `loss` and `wrt` name

@@ -42,7 +42,7 @@ from amp_rewrite.rewrite.replacement import (
 )
 
 LATEST = 23
-"""The first opset with all standard operators that these fusions extend."""
+"""The first opset with all standard operators extended by these fusions."""
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
@@ -128,7 +128,7 @@ class Fuser:
     context: Context
 
     def shape(self, value: ValueId | None) -> Dims | None:
-        """Return the known shape of a value; in bodies, without symbolic sizes, which may differ between iterations."""
+        """Return the known shape of a value; in bodies, without symbolic sizes, as these may vary by iteration."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
         return known_dims(self.view).get(value)

@@ -40,7 +40,7 @@ _ROTATION = op(
     op("Mul", X, anything("cos")),
     op("Mul", op("Concat", op("Neg", _HALF), _HALF), anything("sin")),
 )
-"""x · cos + (−second half of x, first half of x) · sin. A trial proves which halves they are."""
+"""x · cos + (−second half of x, first half of x) · sin. A trial proves the choice of halves."""
 
 
 @dataclass(frozen=True, slots=True)

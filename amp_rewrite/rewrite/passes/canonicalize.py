@@ -261,7 +261,7 @@ _CONTRIB_ROUNDS = (
         ),
     ),
 )
-"""onnxruntime's own attention comes before the standard's, whose CUDA kernel is slower."""
+"""onnxruntime's own attention comes before the standard's, since its CUDA kernel is faster."""
 _DIFFUSION = LazyPass("contrib.diffusion:fuse_diffusion", (("InstanceNormalization", "Gelu", "Erf"),))
 _ROUNDS_BY_FUSE = {
     "basic": _ROUNDS,

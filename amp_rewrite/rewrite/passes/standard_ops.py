@@ -138,4 +138,4 @@ _OPERATORS: Mapping[str, tuple[str, Callable[[View, Cluster, Context], _Operator
     "gelu_erf": ("Gelu", _gelu),
     "gelu_tanh": ("Gelu", _gelu),
 }
-"""The operator for each kind of cluster, and the function that returns its inputs and attributes."""
+"""The operator for each kind of cluster, and the function to find its inputs and attributes."""

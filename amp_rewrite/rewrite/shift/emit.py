@@ -37,7 +37,7 @@ from amp_rewrite.rewrite.shift.plan import (
 
 KIND = "shifted"
 PRODUCT_FACTORS = ("alpha", "scale")
-"""Attributes that multiply a product."""
+"""Attributes multiplying a product."""
 MAX_DUPLICATED = 1 << 12
 """Most elements of a constant stored more than once."""
 _SUMMAND_SLOTS = {

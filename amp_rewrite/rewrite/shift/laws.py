@@ -153,7 +153,7 @@ _TABLE: Mapping[str, Sequence[Law]] = {
 # -- ops whose laws depend on attributes, constants and optional inputs ---------------------------------
 
 _EXACT_POWERS = (1, 2, 3)
-"""Powers computed by products in runtimes; they compute others by logarithms, whose rounding does not scale."""
+"""Powers computed by products in runtimes. Others are computed by logarithms, and their rounding does not scale."""
 
 
 def _pow(view: View, op: Op) -> list[Law]:

@@ -1,4 +1,4 @@
-"""Shift plans: the smallest exponent of each class of values that brings them into the range of the low type.
+"""Shift plans: the smallest exponent of each class of values to bring them into the range of the low type.
 
 The values of a class share one exponent. A constant operand can be scaled by any power of two, so a law with one does
 not constrain the others. A law of two computed values with the same factor puts both into one class; other laws become
@@ -147,7 +147,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, request: ShiftRequest) -> int:
-    """Return the smallest exponent that gives a value of this magnitude the requested headroom."""
+    """Return the smallest exponent to give a value of this magnitude the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * request.headroom / request.to.max)))
     while absmax * request.headroom > math.ldexp(request.to.max, exponent):
         exponent += 1
@@ -300,7 +300,7 @@ def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], proble
 
 
 MAX_ADDED_ERROR = 1.1
-"""Largest ratio of the rounding error after a shift to that before."""
+"""Largest ratio of the rounding errors after and before a shift."""
 _SAMPLE_SIZE = 1 << 18
 """Sampled elements of a constant, enough for a stable root mean square of rounding errors."""
 

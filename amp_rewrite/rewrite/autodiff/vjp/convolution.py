@@ -14,7 +14,7 @@ from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scatter
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, row
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
-"""Limits within which one product per tap is faster than a convolution on a CPU, as measured."""
+"""Measured limits up to which one product per tap is faster than a convolution on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _conv(v: Call) -> Window:
 
 
 def _conv_x(v: Call, slot: int) -> str:
-    """Append the input gradient: for a pointwise Conv another Conv, which has more kernels than a ConvTranspose."""
+    """Append the input gradient: for a pointwise Conv another Conv, with more kernels than a ConvTranspose."""
     conv = _conv(v)
     if conv.group == 1 and {*conv.kernel, *conv.strides} == {1} and not any(conv.pads):
         transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])

@@ -101,7 +101,7 @@ def _clip_x(v: Call, slot: int) -> str:
 
 
 def _clip_bound(v: Call, slot: int) -> str:
-    """Pass the gradient to a bound where the result is the bound and x is not."""
+    """Pass the gradient to a bound wherever the result is the bound and x is not."""
     outside = v.do("Not", v.do("Equal", v.x(0), v.x(slot)))
     beyond = v.do("And", v.do("Equal", v.y(), v.x(slot)), outside)
     return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)

@@ -151,7 +151,7 @@ def _steps(v: Call) -> _Steps:
 
 
 def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
-    """Return the carried tensors that depend on a differentiated value, directly or after several steps."""
+    """Return the carried tensors depending on a differentiated value, directly or after several steps."""
     view, scope = v.b.view, v.op.bodies[0]
     ids, ends = values_in(view)[scope], view.scopes[scope].outputs
     sources = [*names, *[s.inner for s in steps.read if s.slot in slots]]

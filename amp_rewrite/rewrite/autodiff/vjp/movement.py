@@ -13,7 +13,7 @@ from amp_rewrite.rewrite.autodiff.builder import fixed_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Rows, Stop, from_front, row
 
 PADDING = "amp_rewrite.padding_idx"
-"""Metadata of a Gather: the row of its data that gets no gradient, as with torch.nn.Embedding(padding_idx=…)."""
+"""Metadata of a Gather: the row of its data without a gradient, as with torch.nn.Embedding(padding_idx=…)."""
 
 _EXTREMES = ("max", "min")
 
