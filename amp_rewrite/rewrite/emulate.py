@@ -1,4 +1,4 @@
-"""The float32 twin of a mixed model, for machines without rounding half-precision kernels.
+"""The float32 twin of a mixed model, to round results on machines with unrounded half-precision kernels.
 
 Every float16 or bfloat16 tensor becomes a float32 tensor with values of the low type: weights are rounded and widened,
 and the result of a low op is cast to the low type and back. The widened twin does not round anything.
