@@ -2,14 +2,15 @@
 
     python benchmarks/run.py shift_scale [--sizes 0.5 2 5] [--folder DIR]
 
-The models are those of `weights_scale`, converted without a shift and with `--set shift=4`, which scales all weights
-that write to the residual stream by 2^-4. A model of N GB takes 1.5 N GB of disk. `scaled` is the size in float32 of
-the weights that differ from the unshifted model.
+The models are those of `weights_scale`, converted without a shift, and with `--set shift=4` and ranges that overflow in
+the residual stream, which scales all weights that write to it by 2^-4. A model of N GB takes 1.5 N GB of disk. `scaled`
+is the size in float32 of the weights that differ from the unshifted model.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -31,6 +32,22 @@ class Point:
     wall: float
     cpu: float
     peak: int
+
+
+def write_ranges(path: str, ranges: str) -> None:
+    """Write ranges as if the residual stream of a model, `h0`, `r0`, `h1` …, went beyond float16."""
+    import onnx
+
+    from amp_rewrite import Model, Ranges
+    from amp_rewrite.evidence.ranges import Range
+    from amp_rewrite.files.fingerprint import fingerprint
+
+    graph = onnx.load(path, load_external_data=False).graph
+    names = [*(tensor.name for tensor in graph.initializer), *(name for node in graph.node for name in node.output)]
+    large = Range(count=1, absmax=1e5, absmin=1e5, overflow=1)
+    values = {name: large if re.fullmatch(r"[hr]\d+", name) else Range(1, absmax=1.0, absmin=1.0) for name in names}
+    own = fingerprint(Model.load(path))
+    Ranges("float16", values, 1, "synthetic", False, Path(path).name, own.graph, own.weights).save(ranges)
 
 
 def scaled_bytes(path: str) -> float:
@@ -55,6 +72,9 @@ def measured(gigabytes: float, root: Path) -> list[Point]:
     folder.mkdir()
     measure.apart(build, gigabytes, str(folder / "gpt.onnx"), False)
     size = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
+    ranges = root / "ranges.json"
+    ranges.unlink(missing_ok=True)
+    measure.apart(write_ranges, str(folder / "gpt.onnx"), str(ranges))
     points = []
     for shift in ("none", "4"):
         target.mkdir()
@@ -62,6 +82,7 @@ def measured(gigabytes: float, root: Path) -> list[Point]:
             *measure.own_command(),
             folder / "gpt.onnx",
             "--no-check",
+            *(() if shift == "none" else ("--ranges", ranges)),
             "--set",
             f"shift={shift}",
             "-o",
