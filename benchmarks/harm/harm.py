@@ -1,28 +1,28 @@
-"""Errors of conversions beside two references: only what products read is rounded (A), or their results as well (B).
+"""Errors of conversions, compared with rounding only the products' inputs (A) or also their results (B).
 
     python benchmarks/run.py harm FOLDER [--to float16 bfloat16] [--peers PYTHON] [--autocast PYTHON]
     python benchmarks/run.py harm FOLDER --suite     # write the models of tests/suites/harm into FOLDER, then measure
-    python benchmarks/run.py harm FOLDER --before CHECKOUT    # compare with another state of this package
+    python benchmarks/run.py harm FOLDER --before CHECKOUT    # compare with another version of this package
 
-FOLDER holds models, each with a batch beside it, NAME.npz; without one, inputs are drawn at random. B is what PyTorch's
-autocast rounds around matrix products and convolutions. `--before` is a folder with another commit of this project: the
-table then sets its conversions beside ours. The Casts in brackets are those that onnxruntime runs on CUDA, for models
-whose conversion changed and where the CUDA stub of the tests can be built. `--peers` is an interpreter with
-onnxconverter-common and onnxruntime, `--autocast` one with nvidia-modelopt[onnx].
+FOLDER contains models, each with its batch in NAME.npz; without one, inputs are random. Like B, PyTorch's autocast
+rounds around matrix products and convolutions. `--before` is a checkout of another commit of this project: the table
+then compares its conversions with ours. The Casts in parentheses run on CUDA in onnxruntime, for models whose
+conversion changed, if the tests' CUDA stub can be built. `--peers` is an interpreter with onnxconverter-common and
+onnxruntime, `--autocast` is one with nvidia-modelopt[onnx].
 
-Every model is measured by a process of its own with limits of time and memory, and its row is kept in FOLDER/rows: a
-run that is broken off goes on where it stopped, `--models` measures some now and others later, and `--again` measures
-our conversion anew while errors of references, peers and the other state stay. Models lie on disk throughout, so those
-of real size fit. `harm_page` makes the page of the rows.
+A separate process with limits of time and memory measures each model, and FOLDER/rows keeps its row. An interrupted run
+resumes where it stopped, `--models` selects the models of this run, and `--again` measures our conversion again but
+keeps the errors of references, peers and the other version. Models stay on disk, so full-size ones fit. `harm_page`
+writes the page from the rows.
 
-Where ours exceeds the tolerance and a reference does not, B is drawn eight times with random errors of the size of
-rounding: if two are beyond the tolerance, too, the reference was right by chance, and the row says "undecided".
+If ours exceeds the tolerance and a reference does not, B runs eight more times with random errors of the size of
+rounding. If two of these also exceed the tolerance, the reference was right by chance, and the row is "undecided".
 
-An error is the largest difference of an output, relative to its largest magnitude, of all outputs; an integer that
-differs is an infinite error. Of the batches of an exported architecture, the one as built and the one with a row that
-is masked throughout count, and a row shows the worst. NAME.json beside a model may state another `tolerance`, a factor,
-with its `reason`. All low precision is emulated on onnxruntime's CPU provider. The share of operations and bytes that
-is low is that of the cost model; bytes are those that ops read and write.
+An error is the largest difference of an output, relative to its largest magnitude, over all outputs; a different
+integer is an infinite error. For exported architectures, the batches are the one as built and the one with a fully
+masked row, and the row shows the worse. NAME.json next to a model may state a `tolerance`, as a factor, with a
+`reason`. All low precision is emulated on onnxruntime's CPU provider. The low shares of operations and bytes are
+estimates of the cost model; bytes are the ops' reads and writes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ FAULTS = (
     ValueError,
     *objections.refusals(),
 )
-"""What makes a model's row an error; the others are still measured."""
+"""Errors recorded in a model's row; the other models are still measured."""
 DRAWS, CHANCE = 8, 2
-"""How often B is drawn with random errors where ours harms, and how many wrong draws show that B is right by chance."""
+"""How often B runs with random errors if ours harms, and how many wrong draws prove that B is right by chance."""
 PEERS = ("onnxruntime_float16", "onnxconverter_common")
 BEFORE = "before"
 FLOAT = onnx.TensorProto.FLOAT
@@ -75,7 +75,7 @@ Errors = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a conversion comes to; `operations` and `low_bytes` are shares, `on_cuda` the Casts left on CUDA."""
+    """The size of a conversion. `operations` and `low_bytes` are low shares; `on_cuda`: the Casts left on CUDA."""
 
     casts: int
     operations: float
@@ -86,10 +86,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One model: errors by way and batch, and the size of our conversion and of that of the other state.
+    """One model: errors by way and batch, and the sizes of our conversion and of the other version's.
 
-    `parameters`: numbers in its initializers; `inputs`: their shapes in the batch as built. `draws`: errors of
-    reference B with random errors of the size of rounding, measured where ours harms.
+    `parameters`: the size of its initializers; `inputs`: their shapes in the batch as built. `draws`: errors of
+    reference B with random errors of the size of rounding, if ours harms.
     """
 
     model: str
@@ -105,32 +105,32 @@ class Judged:
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> Judged:
-        """Read a row that was kept."""
+        """Read a stored row."""
         sizes = {key: Size(**row[key]) if row.get(key) else None for key in ("size", "before")}
         return Judged(**{**row, **sizes})
 
     @property
     def batch(self) -> str:
-        """The batch that a row shows: one where ours harms, else that of our largest error."""
+        """The batch to show: one that ours harms, or else the one with our largest error."""
         ours = self.errors["ours"]
         return max(ours, key=lambda batch: (bool(self._right(batch)), ours[batch]))
 
     def shown(self, way: str) -> float:
-        """Return the error of a way in the batch that the row shows; NaN where nothing was compared."""
+        """Return the error of a way in the batch to show; NaN if it was not compared."""
         return self.errors.get(way, {}).get(self.batch, np.nan)
 
     def _right(self, batch: str) -> list[str]:
-        """Return the references that are within the tolerance where ours is not."""
+        """Return the references within the tolerance if ours is not."""
         if self.errors["ours"][batch] <= self.limit:
             return []
         return [name for name in ("B", "A") if self.errors[name][batch] <= self.limit]
 
     @property
     def judgement(self) -> str:
-        """Return "harmed" where ours exceeds the tolerance and a reference does not; the reference is named.
+        """Return "harmed" with the reference's name if ours exceeds the tolerance and a reference does not.
 
-        A reference that is right by chance says nothing: a choice between near equals goes the other way for random
-        errors of the same size.
+        A reference that is right by chance does not count: with random errors of the same size, a choice between near
+        equals may go the other way.
         """
         if self.fault:
             return self.fault
@@ -143,17 +143,17 @@ class Judged:
 
 
 def judged(path: Path, args: argparse.Namespace, kept: Mapping[DType, Judged]) -> Iterator[tuple[DType, Judged]]:
-    """Convert one model to each type in all ways and compare; errors of other ways are taken over from `kept` rows."""
-    fed = _batches(path)
-    beside = path.with_suffix(".json")
-    stated = json.loads(beside.read_text("utf-8")) if beside.exists() else {}
-    exact = {batch: _run(path, inputs) for batch, inputs in fed.items()}
+    """Convert one model to each type in all ways and compare; take the other ways' errors from `kept` rows."""
+    batches = _batches(path)
+    notes = path.with_suffix(".json")
+    stated = json.loads(notes.read_text("utf-8")) if notes.exists() else {}
+    exact = {batch: _run(path, inputs) for batch, inputs in batches.items()}
 
-    shapes = {name: list(array.shape) for name, array in next(iter(fed.values())).items()}
+    shapes = {name: list(array.shape) for name, array in next(iter(batches.values())).items()}
     about = _parameters(path), shapes
 
     def error(model: Path) -> dict[str, float]:
-        return {batch: relative_error(exact[batch], _run(model, inputs)) for batch, inputs in fed.items()}
+        return {batch: relative_error(exact[batch], _run(model, inputs)) for batch, inputs in batches.items()}
 
     def emulated(model: Path) -> dict[str, float]:
         twin = model.with_name("twin.onnx")
@@ -164,7 +164,7 @@ def judged(path: Path, args: argparse.Namespace, kept: Mapping[DType, Judged]) -
         found = []
         for draw in range(DRAWS if row.judgement.startswith("harmed") else 0):
             _write_reference(path, reference, to, results=True, draw=draw)
-            found.append(relative_error(exact[row.batch], _run(reference, fed[row.batch])))
+            found.append(relative_error(exact[row.batch], _run(reference, batches[row.batch])))
         return found
 
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=path.parent) as folder:
@@ -200,7 +200,7 @@ def judged(path: Path, args: argparse.Namespace, kept: Mapping[DType, Judged]) -
 
 
 def _same(a: Path, b: Path) -> bool:
-    """True if two models compute the same with the same weights, which both take from one original."""
+    """Return True if two conversions of one model have the same graph, apart from the places of their weights."""
     graphs = [onnx.load(path, load_external_data=False).graph for path in (a, b)]
     for graph in graphs:
         for tensor in graph.initializer:
@@ -209,18 +209,18 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _parameters(path: Path) -> int:
-    """Return how many floating-point numbers a model's initializers hold."""
+    """Return the number of floating-point values in a model's initializers."""
     weights = (t for t in onnx.load(path, load_external_data=False).graph.initializer if t.data_type == FLOAT)
     return sum(math.prod(tensor.dims) for tensor in weights)
 
 
 def _large(path: Path) -> bool:
-    """True if a model lies in several files."""
+    """Return True if a model has external data or is large."""
     return any(path.parent.glob(f"{path.name}.data")) or path.stat().st_size > 1.5e9
 
 
 def _write_reference(path: Path, out: Path, to: DType, *, results: bool, draw: int | None = None) -> None:
-    """Write a reference beside links to the data of the model, so that its weights are not loaded."""
+    """Write a reference next to links to the model's data, to avoid loading its weights."""
     proto = onnx.load(path, load_external_data=not _large(path))
     for data in path.parent.glob(f"{path.name}.data*"):
         if not (out.parent / data.name).exists():
@@ -229,26 +229,26 @@ def _write_reference(path: Path, out: Path, to: DType, *, results: bool, draw: i
 
 
 def _run(path: Path, batch: Batch) -> list[Any]:
-    """Run a float32 model, or a twin; inputs are given in the types that it states."""
+    """Run a float32 model or a twin, with inputs cast to its declared types."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of the weights
+    options.add_session_config_entry("session.disable_prepacking", "1")  # prepacking would copy the weights
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    fed = {i.name: batch[i.name].astype(_NUMPY.get(i.type, batch[i.name].dtype)) for i in session.get_inputs()}
-    return list(session.run(None, fed))
+    feeds = {i.name: batch[i.name].astype(_NUMPY.get(i.type, batch[i.name].dtype)) for i in session.get_inputs()}
+    return list(session.run(None, feeds))
 
 
 _NUMPY = {"tensor(float16)": np.dtype(np.float16), "tensor(float)": np.dtype(np.float32)}
 
 
 def _casts_on_cuda(models: Sequence[Path]) -> list[int | None]:
-    """Return the Casts that onnxruntime is left with on CUDA; None without the stub, or where it refuses the model.
+    """Return the number of Casts that onnxruntime leaves on CUDA; None without the stub, or if it rejects the model.
 
-    Models of more than 400 MB are left out: the stub copies weights, and takes minutes for them.
+    This skips models of more than 400 MB, since the stub copies weights, which takes minutes.
     """
     if stub.folder()[0] is None or sum(file.stat().st_size for file in models[0].parent.iterdir()) > MAX_ON_CUDA:
         return [None] * len(models)
@@ -256,13 +256,13 @@ def _casts_on_cuda(models: Sequence[Path]) -> list[int | None]:
 
 
 MAX_ON_CUDA = 400e6 * 2
-"""Bytes of our conversion and that of the other state."""
+"""Size limit in bytes of our conversion and the other version's together."""
 BATCHES = ("built", "masked")
-"""The batches of the benchmark of architectures that count: as built, and with a row that is masked throughout."""
+"""The batches used from the benchmark of architectures: as built, and with a fully masked row."""
 
 
 def _batches(path: Path) -> dict[str, Batch]:
-    """Return the inputs of a model by batch: those beside it, else one that is drawn."""
+    """Return a model's inputs by batch: those stored next to it, or else a random batch."""
     model = Model.load(path)
     beside = next(
         (p for p in (path.with_suffix(".npz"), path.with_name(f"{path.name.split('.')[0]}.npz")) if p.exists()), None
@@ -270,7 +270,7 @@ def _batches(path: Path) -> dict[str, Batch]:
     if beside is None:
         return {"drawn": dict(next(iter(Feed.randomly(model, shapes=_drawn_shapes(model)))))}
     stored = np.load(beside)
-    # The files of tests/models and of the benchmark of architectures hold outputs as well.
+    # The files of tests/models and of the benchmark of architectures also contain outputs.
     for prefixes in ({"built": "input/"}, {batch: f"{batch}/in/" for batch in BATCHES}):
         found = {batch: _below(stored, prefix) for batch, prefix in prefixes.items()}
         if any(found.values()):
@@ -283,7 +283,7 @@ def _below(stored: Mapping[str, Array], prefix: str) -> Batch:
 
 
 def _drawn_shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
-    """Return a shape for each input: 2 for a free length in front, 8 for others, the same for the same name."""
+    """Return a shape per input: free dimensions are 2 in front and 8 elsewhere, and equal for equal names."""
     filled, known = {tensor.name for tensor in model.proto.graph.initializer}, dict[str, int]()
     shapes: dict[str, tuple[int, ...]] = {}
     for port in model.proto.graph.input:
@@ -298,7 +298,7 @@ def _drawn_shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
 
 
 def _size(path: Path, to: DType, on_cuda: int | None) -> Size:
-    """Return the size of a converted model that lies in a file."""
+    """Return the size of a converted model."""
     view = View.of(Model.load(path))
     casts, total, low, moved, low_moved = 0, 0.0, 0.0, 0, 0
     for op in view.ops:
@@ -337,7 +337,7 @@ for word in sys.argv[2:]:
 
 
 def _of_other_state(path: Path, folder: Path, args: argparse.Namespace) -> dict[DType, Path]:
-    """Convert with the package of another checkout; return the file of each type that it made."""
+    """Convert with the package of another checkout; return the file of each successful type."""
     made = {to: folder / f"before_{to.spelling}.onnx" for to in args.to}
     words = [f"{to.spelling}={out}" for to, out in made.items()]
     environment = {**os.environ, "PYTHONPATH": str(args.before.resolve())}
@@ -360,12 +360,12 @@ def write_suite(folder: Path, to: DType) -> None:
 
 
 def row_file(path: Path, to: DType) -> Path:
-    """Return where the row of a model is kept."""
+    """Return the path of a model's row."""
     return path.parent / "rows" / f"{path.stem}.{to.spelling}.json"
 
 
 def rows(folder: Path, to: DType) -> list[Judged]:
-    """Return the rows that a folder holds, by name of the model."""
+    """Return the rows of a folder, sorted by model."""
     kept = sorted(folder.glob(f"rows/*.{to.spelling}.json"))
     return [Judged.of(json.loads(path.read_text("utf-8"))) for path in kept]
 
@@ -382,7 +382,7 @@ def cells(row: Judged) -> tuple[object, ...]:
 
 
 def compared(row: Judged) -> tuple[object, ...]:
-    """Return one row of the table of two states."""
+    """Return one row of the table that compares two versions."""
     if row.fault or row.before is None or row.size is None:
         return (row.model, *["–"] * 7, row.judgement)
     errors = [f"{row.shown(way):.1e}" for way in (BEFORE, "ours", "A", "B")]
@@ -394,7 +394,7 @@ def compared(row: Judged) -> tuple[object, ...]:
 
 
 def measured(path: Path, args: argparse.Namespace) -> None:
-    """Measure a model in a process of its own and keep its rows."""
+    """Measure a model in a separate process, and store its rows."""
     files = {to: row_file(path, to) for to in args.to}
     if all(file.exists() for file in files.values()) and not args.again:
         return
@@ -414,7 +414,7 @@ def measured(path: Path, args: argparse.Namespace) -> None:
 
 
 def one(path: Path, args: argparse.Namespace) -> None:
-    """Print the rows of one model as JSON, a line for each type."""
+    """Print the rows of one model as JSON, one line per type."""
     kept = {to: row for to in args.to for row in rows(path.parent, to) if row.model == path.stem and not row.fault}
     try:
         for _, row in judged(path, args, kept if len(kept) == len(args.to) else {}):
@@ -426,16 +426,16 @@ def one(path: Path, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a folder of models; a model's file prints its rows alone, as JSON")
-    parser.add_argument("--models", nargs="*", metavar="GLOB", default=["*"], help="the models to measure now")
+    parser.add_argument("folder", type=Path, help="a folder of models; for a model file, only print its rows as JSON")
+    parser.add_argument("--models", nargs="*", metavar="GLOB", default=["*"], help="the models to measure in this run")
     parser.add_argument("--to", nargs="+", default=[DType.FLOAT16], type=DType.parse)
     parser.add_argument("--suite", action="store_true", help="write the models of tests/suites/harm into FOLDER first")
-    parser.add_argument("--again", action="store_true", help="measure our conversions of the models anew")
+    parser.add_argument("--again", action="store_true", help="measure our conversions again")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--autocast", type=Path)
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds that one model may take")
-    parser.add_argument("--memory", type=float, default=8.0, help="GB of memory that one model may take")
+    parser.add_argument("--limit", type=float, default=900.0, help="time limit per model in seconds")
+    parser.add_argument("--memory", type=float, default=8.0, help="memory limit per model in GB")
     args = parser.parse_args()
     if args.folder.suffix == ".onnx":
         one(args.folder, args)
@@ -443,7 +443,7 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.suite:
         if len(args.to) > 1:
-            parser.error("the suite has other models for each type; give one type")
+            parser.error("the suite has different models for each type; give one type")
         write_suite(args.folder, *args.to)
     chosen = {path for glob in args.models for path in args.folder.glob(f"{glob}.onnx")}
     for path in sorted(chosen):
@@ -453,7 +453,7 @@ def main() -> None:
         table = (COMPARED, map(compared, found)) if args.before is not None else (HEAD, map(cells, found))
         print("\n".join(measure.markdown(*table)))
         harmed = sum(row.judgement.startswith("harmed") for row in found)
-        print(f"\n{len(found)} models to {to.spelling}: {harmed} harmed\n")
+        print(f"\n{len(found)} models in {to.spelling}: {harmed} harmed\n")
 
 
 if __name__ == "__main__":

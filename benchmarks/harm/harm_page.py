@@ -1,11 +1,11 @@
-"""The page about harm, docs/evidence/harm.md, from rows that `harm` kept.
+"""Write the page about harm, docs/evidence/harm.md, from the rows of `harm`.
 
-    python benchmarks/run.py harm_page NAME=FOLDER …    # rows of folders go into results/harm.json, then the page
-    python benchmarks/run.py harm_page                  # the page of results/harm.json
+    python benchmarks/run.py harm_page NAME=FOLDER …    # add the folders' rows to results/harm.json, and write the page
+    python benchmarks/run.py harm_page                  # write the page from results/harm.json
 
-NAME is a group of GROUPS. Rows replace those of the same model, so groups can be measured in pieces, at different times
-and commits, which the page names. Every rise of Casts or bytes against the other state, and every fall of the share of
-low operations, needs a reason in `reasons.yaml`; the page shows "unknown" for others.
+NAME is a group of GROUPS. A new row replaces the old row of its model, so you can measure groups in pieces, at
+different times and commits; the page lists the commits. Every increase of Casts or bytes over the other version, and
+every decrease of the low share of operations, needs a reason in `reasons.yaml`; without one, the page shows "unknown".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROUPS: Mapping[str, str] = {
 }
 TYPES = ("float16", "bfloat16")
 MORE_BYTES = 0.01
-"""The share by which bytes may rise without a reason."""
+"""The relative increase in bytes allowed without a reason."""
 INTRO = """# Conversions compared with rounding only the products
 
 `benchmarks/run.py harm FOLDER --before CHECKOUT` measured these rows. *Before* is commit 1f32681, which lacks the rules
@@ -52,10 +52,10 @@ with a fully masked row, the table shows the worse error.
 WIDTHS = ("model", "parameters", "inputs")
 
 
-def taken(pairs: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
-    """Return the results with the rows and exports of folders, each given as NAME=FOLDER.
+def merged(pairs: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
+    """Add the rows and exports of folders, written as NAME=FOLDER, to the results.
 
-    New and changed rows get the last commit that changed the package.
+    New and changed rows record the last commit that changed the package.
     """
     command = ["git", "log", "-1", "--format=%h", "--", "amp_rewrite"]
     commit = subprocess.run(command, cwd=measure.ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -84,7 +84,7 @@ def judged(group: Mapping[str, Any], to: str) -> list[Judged]:
 
 
 def changes(row: Judged) -> Iterator[str]:
-    """Yield what rose against the other state, or fell of the low operations."""
+    """Yield the increases over the other version, and the decrease of low operations."""
     if row.size is None or row.before is None:
         return
     new, old = row.size, row.before
@@ -107,7 +107,7 @@ def reason(row: Judged, to: str, reasons: Sequence[Mapping[str, Any]]) -> str:
 
 
 def rises(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model that changed for the worse in size: what, errors before and after, and why."""
+    """Yield a row for each model with an increase: the change, errors before and after, and the reason."""
     for group in groups.values():
         for to in TYPES:
             for row in judged(group, to):
@@ -141,7 +141,7 @@ def counts(groups: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def failed_exports(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each export that failed: architecture, exporter, what the exporter said."""
+    """Yield a row for each failed export: architecture, exporter, and its error."""
     for name, said in group["exports"].items():
         for exporter in ("dynamo", "torchscript"):
             word = said.get(exporter, "")
@@ -152,19 +152,19 @@ def failed_exports(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def faults(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model that could not be measured, and why."""
+    """Yield a row for each model that could not be measured, with the error."""
     found = {row.model: row.fault for to in TYPES for row in judged(group, to) if row.fault}
     yield from ((model, _plain(why)) for model, why in found.items())
 
 
 def _plain(said: str) -> str:
-    """Return what a tool said in a few words that fit into a table."""
+    """Shorten an error to fit into a table."""
     words = " ".join("".join(c if c.isprintable() else " " for c in said).split())
     return textwrap.shorten(words.replace("|", "/").replace("[96m", "").replace("[0m", ""), 140)
 
 
 def widths(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model: parameters and shapes of inputs."""
+    """Yield a row for each model, with its parameters and the shapes of its inputs."""
     for row in judged(group, TYPES[0]):
         if row.inputs:
             inputs = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in row.inputs.items())
@@ -214,7 +214,7 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     if args.folders:
-        results = {**taken(args.folders, results), "machine": measure.machine(("onnx", "onnxruntime-gpu", "torch"))}
+        results = {**merged(args.folders, results), "machine": measure.machine(("onnx", "onnxruntime-gpu", "torch"))}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
 

@@ -1,10 +1,10 @@
-"""What safety rules keep in float32 in trained models of sound, and the error of lowering it.
+"""Ops kept in float32 by safety rules in trained audio models, and the error of lowering them.
 
     python benchmarks/trained/holds.py FOLDER
 
-FOLDER holds unpacked packages, each in a folder by its name. For each model and rule, the ops of that rule are lowered
-by request; errors are those of emulated float16, absolute, the largest of all outputs and inputs. Inputs are speech
-and tones, each also at a fiftieth of its loudness. Prints the rows of docs/evidence/decisions.md.
+FOLDER contains unpacked packages, each in a folder of the same name. For each model and rule, `lower` overrides the
+rule's ops. Errors are absolute, in emulated float16, the largest over all outputs and inputs. Inputs are speech and
+tones, each also at a fiftieth of its loudness. The script prints the rows of docs/evidence/decisions.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import onnxruntime as ort
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from amp_rewrite import convert, emulate  # noqa: E402  the checkout's, before an installed one
+from amp_rewrite import convert, emulate  # noqa: E402  from the checkout, not an installed one
 from amp_rewrite.decide.reasons import RULES  # noqa: E402
 from benchmarks.trained.tasks import RATE, SPOKEN, Array, frames, speech, tones  # noqa: E402
 
@@ -36,7 +36,7 @@ def sounds(samples: int, rate: int = RATE) -> Iterator[Array]:
 
 
 def whole(run: Run, name: str, samples: int, scale: float = 1, axis: int | None = None, **more: float) -> list[Array]:
-    """Outputs for whole sounds."""
+    """Return the outputs for whole sounds."""
     rows = (np.float32(sound * scale)[None] for sound in sounds(samples))
     rows = (row if axis is None else np.expand_dims(row, axis) for row in rows)
     fixed = {key: np.array(value, np.float32) for key, value in more.items()}
@@ -44,14 +44,14 @@ def whole(run: Run, name: str, samples: int, scale: float = 1, axis: int | None 
 
 
 def windows(run: Run) -> list[Array]:
-    """Scores of all windows of 512 samples at once, each behind 64 samples of the one before."""
+    """Return the scores of all windows of 512 samples at once, each after 64 samples of the previous one."""
     state = np.zeros((1, 1, 128), np.float32)
     padded = (np.pad(sound, (64, 0)) for sound in sounds(SECONDS * RATE))
     return [run({"input": frames(sound, 576, 512), "h": state, "c": state})[0] for sound in padded]
 
 
 def stream(run: Run, size: int, step: int, states: Mapping[str, tuple[int, ...]]) -> list[Array]:
-    """Scores of windows of a sound, with states fed back."""
+    """Return the scores of consecutive windows of a sound, feeding the states back."""
     found = []
     for sound in sounds(SECONDS * RATE):
         state = {name: np.zeros(shape, np.float32) for name, shape in states.items()}
@@ -81,11 +81,11 @@ MODELS: Mapping[str, Callable[[Run], list[Array]]] = {
 }
 
 
-def error(path: Path, feed: Callable[[Run], list[Array]], wanted: list[Array], **options: object) -> tuple[float, list]:
+def error(path: Path, feed: Callable[[Run], list[Array]], exact: list[Array], **options: object) -> tuple[float, list]:
     converted = convert(path, to="float16", opset="keep", fuse="none", **options)  # type: ignore[arg-type]
     found = feed(runner(emulate(converted.model).to_proto().SerializeToString()))
     with np.errstate(invalid="ignore"):
-        errors = [np.abs(np.float64(a) - b).max() for a, b in zip(found, wanted, strict=True)]
+        errors = [np.abs(np.float64(a) - b).max() for a, b in zip(found, exact, strict=True)]
     return float(np.max(errors)), list(converted.report.rows)
 
 
@@ -100,13 +100,13 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for name, feed in MODELS.items():
         path = folder / f"{name}.onnx"
-        wanted = feed(runner(str(path)))
-        kept, rows = error(path, feed, wanted)
+        exact = feed(runner(str(path)))
+        usual, rows = error(path, feed, exact)
         for rule in RULES:
-            held = [row for row in rows if row.rule == rule.name and "float32" in dict(row.variables).values()]
-            if held:
-                lowered, _ = error(path, feed, wanted, lower=[row.name for row in held])
-                print(f"| {name} | {rule.name} | {len(held)} | {kept:.1e} | {lowered:.1e} |", flush=True)
+            kept_rows = [row for row in rows if row.rule == rule.name and "float32" in dict(row.variables).values()]
+            if kept_rows:
+                lowered, _ = error(path, feed, exact, lower=[row.name for row in kept_rows])
+                print(f"| {name} | {rule.name} | {len(kept_rows)} | {usual:.1e} | {lowered:.1e} |", flush=True)
 
 
 if __name__ == "__main__":

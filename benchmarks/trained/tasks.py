@@ -1,7 +1,7 @@
-"""Tasks of trained models: what their packages feed them, and what their users read from the outputs.
+"""Tasks of trained models, with inputs and outputs as in their packages.
 
-Sound is spoken by espeak-ng or computed; text is drawn with Pillow's font. Features are computed as the packages do it,
-with numpy alone.
+Sound is spoken by espeak-ng or synthesized; text is drawn in Pillow's font. Features are computed as in the packages,
+with only numpy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRITTEN = ("Mixed precision", "float16 1024", "overflow 65504", "ONNX graph 2026
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a user reads: `labels` are compared one by one, `scores` by their largest difference."""
+    """A user's view of the outputs: `labels` are compared one by one, `scores` by their largest difference."""
 
     labels: Sequence[object]
     scores: Array
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, its package (`name==version`), model files by key, and the function that asks them."""
+    """A task, its package (`name==version`), model files by key, and the function that runs it."""
 
     name: str
     package: str
@@ -50,9 +50,9 @@ class Task:
 
 
 def speech(*phrases: str) -> Array:
-    """Mono sound of 16 kHz within ±1: phrases spoken by espeak-ng, faint noise around each."""
+    """Return mono sound at 16 kHz within ±1: phrases spoken by espeak-ng, with faint noise around them."""
     if shutil.which("espeak-ng") is None:
-        sys.exit("espeak-ng speaks the phrases that the models hear, and is not installed: apt install espeak-ng")
+        sys.exit("espeak-ng, which speaks the phrases for the models, is not installed; apt install espeak-ng")
     rng = np.random.default_rng(0)
     parts = [rng.normal(0, 1e-3, RATE)]
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
@@ -68,7 +68,7 @@ def speech(*phrases: str) -> Array:
 
 
 def tones(rate: int, seconds: float = 0.5, notes: Sequence[int] = (57, 60, 64, 69, 72, 76, 48, 81)) -> Array:
-    """Notes by MIDI number, one after the other, each with four harmonics that fade."""
+    """Return a sequence of MIDI notes, each with four fading harmonics."""
     times = np.arange(int(rate * seconds)) / rate
     sound = [
         sum(np.sin(2 * np.pi * 440 * 2 ** ((note - 69) / 12) * k * times) / k for k in range(1, 5)) * np.exp(-3 * times)
@@ -78,7 +78,7 @@ def tones(rate: int, seconds: float = 0.5, notes: Sequence[int] = (57, 60, 64, 6
 
 
 def drawn(text: str, height: int, margin: int = 8) -> Array:
-    """Image [height, width, 3] in 0…255: black text on white."""
+    """Return an image [height, width, 3] in 0…255 with black text on white."""
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(height - 2 * margin)
@@ -89,7 +89,7 @@ def drawn(text: str, height: int, margin: int = 8) -> Array:
 
 
 def page(size: int) -> Array:
-    """Image [size, size, 3] in 0…255 with the phrases in lines."""
+    """Return an image [size, size, 3] in 0…255 with a phrase on each line."""
     image = np.full((size, size, 3), 255, np.float32)
     for row, text in enumerate(WRITTEN):
         line, top = drawn(text, 32)[:, :size], 16 + (size - 32) // 4 * row
@@ -98,12 +98,12 @@ def page(size: int) -> Array:
 
 
 def bands(marked: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-    """First and last rows of the bands of an image that hold marked pixels."""
+    """Return the first and last rows of an image's bands with marked pixels."""
     return tuple(np.flatnonzero(np.diff(marked.any(1).astype(int), prepend=0, append=0)))
 
 
 def collapsed(scores: Array) -> tuple[int, ...]:
-    """Labels of a row of scores by connectionist temporal classification: repetitions and blanks (0) left out."""
+    """Decode scores by connectionist temporal classification, without repetitions and blanks (0)."""
     best = scores.argmax(-1)
     kept = best[np.flatnonzero(np.diff(best, prepend=-1))]
     return tuple(kept[kept > 0])
@@ -117,7 +117,7 @@ def frames(sound: Array, size: int, hop: int) -> Array:
 
 
 def silero(run: Run, _: Path) -> Answer:
-    """Windows of 512 samples, each behind the last 64 of the one before, and one state."""
+    """Run on windows of 512 samples, each after the last 64 of the previous one, with one state."""
     sound, state, scores = speech(*SPOKEN[:2]), np.zeros((2, 1, 128), np.float32), []
     padded = np.concatenate([np.zeros(64, np.float32), sound])
     for start in range(0, len(sound) - 512, 512):
@@ -128,7 +128,7 @@ def silero(run: Run, _: Path) -> Answer:
 
 
 def silero_4(run: Run, _: Path) -> Answer:
-    """Windows of 512 samples, and the two states of an LSTM."""
+    """Run on windows of 512 samples, with an LSTM's two states."""
     sound, h, c, scores = speech(*SPOKEN[:2]), *np.zeros((2, 2, 1, 64), np.float32), []
     for start in range(0, len(sound) - 512, 512):
         feeds = {"input": sound[None, start : start + 512], "h": h, "c": c, "sr": np.int64(RATE)}
@@ -147,8 +147,8 @@ def wake_words(run: Run, _: Path) -> Answer:
     scores = []
     for name, length in names.items():
         for start in range(0, windows - length, 2):
-            given = {"x.1" if name == "hey_jarvis" else "onnx::Flatten_0": embedded[None, start : start + length]}
-            scores.append(run(name, given)[0].item())
+            feeds = {"x.1" if name == "hey_jarvis" else "onnx::Flatten_0": embedded[None, start : start + length]}
+            scores.append(run(name, feeds)[0].item())
     return Answer([score > 0.5 for score in scores], np.float32(scores))
 
 
@@ -179,9 +179,9 @@ def opinion(run: Run, _: Path) -> Answer:
     quiet = sound / 30
     scores = np.concatenate(
         [
-            run(key, {"input_1": given[None]})[0].ravel()
+            run(key, {"input_1": signal[None]})[0].ravel()
             for key in ("plain", "personal")
-            for given in (sound, noisy, quiet)
+            for signal in (sound, noisy, quiet)
         ]
     )
     return Answer(list(np.round(scores, 1)), scores)

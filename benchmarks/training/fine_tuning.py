@@ -1,14 +1,14 @@
-"""Losses of small transformers trained in float16: how far they are from float32, here and with torch.amp.
+"""Losses of small transformers trained in float16, compared with float32, here and with torch.amp.
 
     python benchmarks/run.py fine_tuning [--models bert gpt2 vit llama] [--seeds 5] [--steps 100] [--jobs 1]
 
-Needs torch, transformers and onnxscript. Each model has two layers, and begins with random weights that a seed gives;
-the seed gives the batches, too. Four trainings by Adam see the same batches: float32 and mixed_float16 of this package,
-PyTorch's float32, and torch.autocast in float16 with GradScaler, all on a CPU. Both loss scales begin at 2¹⁵. A
-training's distance is its largest difference of a loss from the float32 training on its own side.
+This needs torch, transformers and onnxscript. Each model has two layers. A seed determines its initial weights and the
+batches. Trainings with Adam see the same batches: float32 and mixed_float16 of this package, and PyTorch's float32 and
+torch.autocast, in float16 with GradScaler and in bfloat16, all on a CPU. Both loss scales start at 2¹⁵. A training's
+distance is the largest difference of a loss from the float32 training on the same side.
 
-Here float16 is emulated: every result is rounded to float16, sums inside an op are those of float32. PyTorch runs its
-own float16 kernels. Its loss is computed from logits in float32, as transformers does.
+Here float16 is emulated: every result is rounded to float16, but sums inside an op are float32. PyTorch uses its own
+float16 kernels, and computes the loss from float32 logits, like transformers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 RATE, ROWS, TOKENS, WORDS, CLASSES = 5e-4, 16, 16, 256, 10
 SCALE = 2.0**15
-AGREE = 1e-4
+TOLERANCE = 1e-4
 Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of transformers with its batches. `axis`: that of the classes in the logits."""
+    """A model of transformers with its batches. `axis`: the class axis of the logits."""
 
     title: str
     module: Callable[[], Any]
@@ -48,21 +48,21 @@ class Subject:
 
 
 def _text(rng: np.random.Generator) -> Batch:
-    """Rows that count upwards from a random number, by 1, 2 or 3."""
+    """Return rows that count up from a random number by 1, 2 or 3."""
     start, by = rng.integers(0, WORDS - 3 * TOKENS, (ROWS, 1)), rng.integers(1, 4, (ROWS, 1))
     words = start + by * np.arange(TOKENS + 1)
     return {"input_ids": words[:, :-1], "attention_mask": np.ones((ROWS, TOKENS), np.int64), "labels": words[:, 1:]}
 
 
 def _classified(rng: np.random.Generator) -> Batch:
-    """Such rows, whose class is the step from word to word."""
+    """Return the rows of `_text`, with the step as their class."""
     batch = _text(rng)
     words = batch["input_ids"]
     return {**batch, "labels": words[:, 1] - words[:, 0]}
 
 
 def _images(rng: np.random.Generator) -> Batch:
-    """Noise with a bright row, whose place is the class."""
+    """Return noise with bright rows, whose position is the class."""
     labels = rng.integers(0, CLASSES, ROWS)
     images = rng.standard_normal((ROWS, 3, 32, 32)).astype(np.float32)
     for image, label in zip(images, labels, strict=True):
@@ -115,7 +115,7 @@ def made(subject: Subject, seed: int) -> Any:
     import torch
 
     torch.manual_seed(seed)
-    return subject.module().eval()  # there is no dropout
+    return subject.module().eval()  # the models have no dropout
 
 
 def batches(subject: Subject, seed: int, steps: int) -> list[Batch]:
@@ -128,7 +128,7 @@ def batches(subject: Subject, seed: int, steps: int) -> list[Batch]:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Losses of one training, and the number of steps that its loss scale skipped."""
+    """The losses of one training, and the number of steps skipped by its loss scale."""
 
     losses: Sequence[float]
     skipped: int
@@ -138,7 +138,7 @@ class Training:
 
 
 class Ours:
-    """Trainers of one exported model, which begin again with the weights of each module."""
+    """Trainers of one exported model, which restart from each module's weights."""
 
     def __init__(self, subject: Subject) -> None:
         from amp_rewrite.train import Adam, Trainer, from_torch, training_step
@@ -159,7 +159,7 @@ class Ours:
         weights = {name: p.detach().numpy() for name, p in module.named_parameters()}
         missing = weights.keys() - self.starts[policy].keys()
         if missing:
-            raise SystemExit(f"not trained here: {', '.join(sorted(missing))}")
+            raise SystemExit(f"the exported model lacks {', '.join(sorted(missing))}")
         before = trainer.skipped
         trainer.set_state({**self.starts[policy], **weights})
         return Training(trainer.fit(list(data)).losses, trainer.skipped - before)
@@ -169,7 +169,7 @@ POLICIES = ("float32", "mixed_float16")
 
 
 def theirs(subject: Subject, module: torch.nn.Module, data: Sequence[Batch], low: torch.dtype | None) -> Training:
-    """PyTorch's loop. `low`: the type of autocast."""
+    """Train with PyTorch's loop. `low`: the autocast type."""
     import torch
     from torch.nn import functional as F
 
@@ -197,7 +197,7 @@ def theirs(subject: Subject, module: torch.nn.Module, data: Sequence[Batch], low
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """Distances of one seed from float32, skipped steps, and how far the two float32 trainings are apart."""
+    """One seed's distances from float32, skipped steps, and the distance between the two float32 trainings."""
 
     model: str
     seed: int
@@ -268,14 +268,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=[*SUBJECTS])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=1, help="models at a time, each in a process of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="number of models at a time, each in a separate process")
     args = parser.parse_args()
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         runs = [pool.submit(measured, name, args.seeds, args.steps) for name in args.models]
         results = {name: run.result() for name, run in zip(args.models, runs, strict=True)}
     for name, rows in results.items():
-        if statistics.median(row.apart for row in rows) > AGREE:
-            print(f"{name}: the float32 trainings of both sides are apart; compare the distances with care")
+        if statistics.median(row.apart for row in rows) > TOLERANCE:
+            print(f"{name}: the float32 trainings of the two sides differ; compare the distances with care")
     about = measure.machine(("onnx", "onnxruntime-gpu", "numpy", "torch", "transformers"))
     table = [
         f"Medians over {args.seeds} seeds of the largest difference of a loss from float32 in {args.steps} steps of"

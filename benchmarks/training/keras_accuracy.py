@@ -1,12 +1,12 @@
-"""Held-out accuracy of Keras models trained by Keras and here, over seeds.
+"""Held-out accuracy of Keras models trained by Keras and by this package, over seeds.
 
     KERAS_BACKEND=torch python benchmarks/run.py keras_accuracy [--models guide cnn] [--seeds 5] [--epochs 8]
 
-Needs keras, torch, onnxscript and scikit-learn, and tensorflow for its backend. The models are the guide's network,
-with layers of 256, and a CNN with BatchNormalization and Dropout. The data are scikit-learn's 1,797 digits, of which
-360 are held out. A seed gives weights and order. Keras trains in float32; here both policies start from the weights of
-Keras, and train by the lines of the guide. On a CPU float16 is emulated. The spread is the standard deviation over
-seeds.
+This needs keras, torch, onnxscript and scikit-learn, and tensorflow for its backend. The models are the guide's network
+with layers of 256, and a CNN with BatchNormalization and Dropout. The data are scikit-learn's 1,797 digits, with 360 of
+them held out. A seed determines the weights and the order. Keras trains in float32. Here, both policies start from
+Keras's weights, and train with the guide's code. On a CPU, float16 is emulated. The spread is the standard deviation
+over seeds.
 """
 
 from __future__ import annotations

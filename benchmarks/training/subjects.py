@@ -1,4 +1,4 @@
-"""The models whose training steps are measured, as PyTorch modules, each with a batch and an optimizer."""
+"""Models for measuring training steps, as PyTorch modules with a batch and an optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to train: how it is made, its batch, its optimizer in both worlds, and the axis of its classes."""
+    """A model to train: its module, its batch, its optimizer on both sides, and the axis of its classes."""
 
     title: str
     source: str
@@ -95,7 +95,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 
 def _transformer(kind: str) -> Subject:
-    """BERT with a head for classes, or GPT-2, of 2 layers of width 256, without dropout."""
+    """Return BERT with a classification head, or GPT-2, with 2 layers of width 256 and without dropout."""
     import torch
 
     class Logits(torch.nn.Module):
@@ -128,7 +128,7 @@ def _transformer(kind: str) -> Subject:
 
 
 def made(name: str) -> tuple[Subject, Any]:
-    """A subject with its module, the same each time."""
+    """Return a subject and its module, the same each time."""
     import torch
 
     sys.path.insert(0, str(EXAMPLES))

@@ -1,18 +1,18 @@
-"""Cost of a training step: one graph in onnxruntime beside PyTorch's eager loop and torch.amp, on the same batches.
+"""Cost of a training step as one graph in onnxruntime, compared with PyTorch's eager loop and torch.amp.
 
     python benchmarks/run.py training [--models mlp cnn bert gpt2] [--modes MODE …] [--pairs 15] [--device cpu|cuda]
 
-Each row is written when it is measured, in place of the last one of its model and mode; other rows stay.
+Each row is written as soon as it is measured, and replaces the previous row of its model and mode.
 
-Needs torch, transformers and onnxscript. Both sides begin with the same weights; their first losses in float32 have to
-agree to 1e-4, or nothing is reported. They take turns, so that what else the machine does falls on both, and a ratio is
-the median of the pairs' ratios. On a CPU times are processor times on one thread, which a busy machine changes less
-than wall times; on a GPU they are wall times. Memory is the peak of a process that makes ten steps, and what of it came
-after its imports.
+This needs torch, transformers and onnxscript. Both sides start from the same weights and see the same batches; unless
+their first losses in float32 agree to 1e-4, nothing is reported. They alternate, so that other load affects both, and a
+ratio is the median over the pairs. On a CPU, times are CPU times on one thread, which a busy machine affects less than
+wall times; on a GPU, they are wall times. Memory is the peak of a process with ten steps, and its part after the
+imports.
 
-Modes: float32; float32 with a dynamic loss scale (PyTorch: GradScaler), which tells what scaling costs; float16
-(PyTorch: autocast and GradScaler); bfloat16 (autocast). On a CPU the low types are emulated here, by float32 kernels
-and rounding, where PyTorch's autocast runs low kernels; on a GPU there is also float32 with TF32.
+The modes are float32; float32 with a dynamic loss scale (in PyTorch, GradScaler), which shows the cost of scaling;
+float16 (autocast and GradScaler); and bfloat16 (autocast). On a CPU, float32 kernels with rounding emulate the low
+types here, whereas PyTorch's autocast runs low kernels. On a GPU, there is also float32 with TF32.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
     from amp_rewrite.train import TrainingStep
 
-AGREE = 1e-4
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One precision on both sides. `low`: PyTorch's type under autocast. `scaled`: with a dynamic loss scale."""
+    """One precision on both sides. `low`: PyTorch's autocast type. `scaled`: with a dynamic loss scale."""
 
     policy: str
     scaled: bool
@@ -69,7 +69,7 @@ ON = {
 
 
 def written(name: str, modes: Sequence[str], folder: str) -> str:
-    """Write the model of a subject, made from PyTorch's module, for each mode, with a batch; return its title."""
+    """Export a subject's PyTorch module for each mode, with a batch; return the subject's title."""
     import torch
 
     from amp_rewrite.train import from_torch
@@ -91,7 +91,7 @@ def _path(folder: str | Path, name: str, mode: str) -> str:
 
 
 class Ours:
-    """A step in a `Trainer`: its state stays where it is computed."""
+    """A step in a `Trainer`, whose state stays on the device."""
 
     def __init__(self, step: TrainingStep, device: str, tf32: bool) -> None:
         from amp_rewrite.train import Trainer
@@ -105,14 +105,14 @@ class Ours:
             provider_options={name: {"use_tf32": str(int(tf32))} for name in there},
         )
         if there and not self.trainer.where.startswith(there):
-            raise SystemExit("CUDA does not open here")
+            raise SystemExit("onnxruntime cannot use CUDA here")
 
     def __call__(self, batch: Batch) -> float:
         return self.trainer.fit([batch]).losses[0]
 
 
 class Theirs:
-    """PyTorch's usual loop, with autocast and GradScaler where the mode has them."""
+    """PyTorch's usual loop, with autocast and GradScaler if the mode uses them."""
 
     def __init__(self, subject: Subject, module: torch.nn.Module, mode: Mode, device: str) -> None:
         import torch
@@ -143,7 +143,7 @@ class Theirs:
 
 
 def side(which: str, name: str, mode: str, path: str, device: str) -> Callable[[Batch], float]:
-    """One of the two, ready to make steps."""
+    """Return one of the two sides, ready to run steps."""
     if which == "ours":
         from amp_rewrite.train import training_step
 
@@ -166,7 +166,7 @@ def side(which: str, name: str, mode: str, path: str, device: str) -> Callable[[
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Seconds of steps in turn, wall and processor; how far the first losses were apart."""
+    """Wall and CPU seconds of alternate steps, and the largest difference of the first losses."""
 
     ours: list[float]
     theirs: list[float]
@@ -175,8 +175,8 @@ class Turns:
     apart: float
 
 
-def in_turn(name: str, mode: str, path: str, device: str, pairs: int) -> Turns:
-    """A step of ours and one of theirs, one after the other; three pairs warm up."""
+def alternate(name: str, mode: str, path: str, device: str, pairs: int) -> Turns:
+    """Alternate steps of ours and theirs, after three pairs to warm up."""
     ours, theirs = (side(which, name, mode, path, device) for which in ("ours", "theirs"))
     feed = batches(made(name)[0])
     first = [abs(ours(batch) - theirs(batch)) for batch, _ in zip(feed, range(3), strict=False)]
@@ -191,7 +191,7 @@ def in_turn(name: str, mode: str, path: str, device: str, pairs: int) -> Turns:
 
 
 def remember(which: str, name: str, mode: str, path: str, device: str) -> None:
-    """Make ten steps and print peak bytes, those after the imports, and bytes on the GPU."""
+    """Run ten steps; print the peak bytes, the bytes before them, and the bytes on the GPU."""
     for module in (
         ("onnxruntime", "amp_rewrite.train.step.step") if which == "ours" else ("torch", "torch.nn.functional")
     ):
@@ -205,7 +205,7 @@ def remember(which: str, name: str, mode: str, path: str, device: str) -> None:
 
 
 def _saved(path: str) -> Iterator[Batch]:
-    """The batch that was written, again and again; our process needs no PyTorch for it."""
+    """Yield the stored batch repeatedly; this does not need PyTorch."""
     with np.load(f"{path}.npz") as found:
         batch = dict(found)
     while True:
@@ -213,14 +213,14 @@ def _saved(path: str) -> Iterator[Batch]:
 
 
 def _on_gpu() -> int:
-    """Bytes that the driver counts for this process."""
-    asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-    rows = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    """Return the driver's count of bytes for this process."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     return sum(int(row.split(",")[1]) << 20 for row in rows if int(row.split(",")[0]) == os.getpid())
 
 
 def memory(which: str, name: str, mode: str, path: str, device: str) -> tuple[int, int, int]:
-    """What `remember` printed, in a process of its own."""
+    """Return the output of `remember`, run in a separate process."""
     words = [*measure.script("training"), "--remember", which, name, mode, path, device]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     peak, before, gpu = json.loads(done.stdout.splitlines()[-1])
@@ -232,7 +232,7 @@ def memory(which: str, name: str, mode: str, path: str, device: str) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of one subject in one mode: steps in turn, and bytes (peak, after the imports, on the GPU), with day and load."""
+    """One subject in one mode: alternate steps, bytes (peak, after imports, on the GPU), date and load."""
 
     model: str
     mode: str
@@ -261,7 +261,7 @@ class Row:
 
 
 def _compared(ours: list[float], theirs: list[float]) -> list[str]:
-    """Median times, and the median and the quartiles of the pairs' ratios."""
+    """Return the median times, and the median and quartiles of the pairs' ratios."""
     low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
     return [*(f"{1e3 * statistics.median(t):.1f} ms" for t in (ours, theirs)), f"{middle:.2f} ({low:.2f}–{high:.2f})"]
 
@@ -271,19 +271,19 @@ HEAD += ("peak memory: one graph (after imports)", "PyTorch eager, torch.amp", "
 
 
 def measured(name: str, modes: Sequence[str], device: str, pairs: int, folder: str) -> Iterator[Row]:
-    title = measure.apart(written, name, modes, folder)  # this process stays small: children inherit its peak
+    title = measure.apart(written, name, modes, folder)  # in a child, since children inherit this process's peak
     for mode in modes:
         path = _path(folder, name, mode)
-        turns = measure.apart(in_turn, name, mode, path, device, pairs)
-        if mode.startswith("float32") and turns.apart > AGREE:
-            raise SystemExit(f"{name}, {mode}: the first losses are {turns.apart:.1e} apart: not the same training")
+        turns = measure.apart(alternate, name, mode, path, device, pairs)
+        if mode.startswith("float32") and turns.apart > TOLERANCE:
+            raise SystemExit(f"{name}, {mode}: the first losses differ by {turns.apart:.1e}; the trainings differ")
         ours, theirs = (memory(which, name, mode, path, device) for which in ("ours", "theirs"))
         about = measure.machine(())
         yield Row(title, mode, device, turns, ours, theirs, about["date"], about["load"])
 
 
 def merged(results: str, row: Row) -> list[Row]:
-    """Return the rows of the results so far with this one, which replaces that of its model and mode."""
+    """Return the stored rows with this one, which replaces the row of its model and mode."""
     path = measure.RESULTS / f"{results}.json"
     saved = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
     rows = {(one.model, one.mode): one for one in map(Row.read, (s for s in saved if "turns" in s))}
@@ -295,10 +295,10 @@ def merged(results: str, row: Row) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mlp", "cnn", "bert", "gpt2"])
-    parser.add_argument("--modes", nargs="+", choices=MODES, help="by default all of the device")
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="modes to run (default: all for the device)")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--device", choices=ON, default="cpu")
-    parser.add_argument("--results", metavar="NAME", help="file in benchmarks/results, by default training")
+    parser.add_argument("--results", metavar="NAME", help="name of the file in benchmarks/results (default: training)")
     parser.add_argument("--remember", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.remember:
@@ -317,16 +317,16 @@ def main() -> None:
 
 PACKAGES = ("onnx", "onnxruntime-gpu", "numpy", "torch")
 _ON_CPU = (
-    "CPU provider of onnxruntime. Times are processor times on one thread (the load"
-    " of the machine is stated). In float16 and bfloat16 a step here is emulated: float32 kernels, and each result"
-    ' rounded. torch.autocast("cpu") runs products and convolutions by low kernels, and casts weights in every step.'
+    "onnxruntime's CPU provider. Times are CPU times on one thread; the table states the machine's load. In float16 and"
+    " bfloat16, our steps are emulated: float32 kernels, with each result rounded."
+    ' torch.autocast("cpu") uses low kernels for products and convolutions, and casts weights in every step.'
 )
 
 
 def _gpu_name() -> str:
     import torch
 
-    return f"{torch.cuda.get_device_name()}, CUDA provider of onnxruntime."
+    return f"{torch.cuda.get_device_name()}, onnxruntime's CUDA provider."
 
 
 if __name__ == "__main__":
