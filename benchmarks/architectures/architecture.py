@@ -1,4 +1,4 @@
-"""An architecture: a small module with seeded weights, and the inputs that it is called with."""
+"""Architectures: small modules with seeded weights, and their inputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Built = tuple[nn.Module, dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A name, and what gives a module in evaluation mode with the tensors that it is called with, in order.
+    """A named architecture. `build` returns a module in evaluation mode, and its inputs in order.
 
-    `dynamic` names the axes of inputs that are exported with symbols.
+    `dynamic` names the dynamic axes of the inputs.
     """
 
     name: str
@@ -26,14 +26,14 @@ class Architecture:
 
 
 def seed_of(name: str) -> int:
-    """A seed that belongs to a name, the same on all machines."""
+    """Derive a seed from a name, the same on all machines."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
 
 
 def livened(module: nn.Module) -> nn.Module:
-    """The module with weights as of a trained one: products that keep the size of what they read, norms near 1.
+    """Give a module weights like those of a trained one: products that preserve magnitudes, and norms near 1.
 
-    Freshly initialised models have such small activations that a broken one would pass for a rounded one.
+    A freshly initialized model has such small activations that a broken one would pass for a rounded one.
     """
     with torch.no_grad():
         for part in module.modules():
@@ -65,7 +65,7 @@ def _liven(part: nn.Module) -> None:
 
 
 def _spread(part: nn.Module, weight: Tensor, kind: str) -> None:
-    """Normal weights of deviation 1/√(fan in); those of a weight norm are left as they are."""
+    """Draw normal weights with deviation 1/√(fan in), except those of a weight norm."""
     if hasattr(part, "parametrizations"):
         return
     fan_in = weight.shape[0] if kind == "Conv1D" else weight[0].numel()
@@ -73,7 +73,7 @@ def _spread(part: nn.Module, weight: Tensor, kind: str) -> None:
 
 
 class Named(nn.Module):
-    """A model called with tensors in the order of `names`; gives what `outputs` names, else its first output."""
+    """A model with its inputs in the order of `names`; it returns `outputs`, or else its first output."""
 
     def __init__(
         self, model: nn.Module, names: tuple[str, ...], outputs: tuple[str, ...] = (), **fixed: object
@@ -83,7 +83,7 @@ class Named(nn.Module):
         self.names, self.outputs, self.fixed = names, outputs, fixed
 
     def forward(self, *values: Tensor) -> Any:
-        given = self.model(**dict(zip(self.names, values, strict=True)), **self.fixed)
+        result = self.model(**dict(zip(self.names, values, strict=True)), **self.fixed)
         if self.outputs:
-            return tuple(getattr(given, name) for name in self.outputs)
-        return given if isinstance(given, Tensor) else given[0]
+            return tuple(getattr(result, name) for name in self.outputs)
+        return result if isinstance(result, Tensor) else result[0]

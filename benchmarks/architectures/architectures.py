@@ -1,15 +1,15 @@
-"""Architectures by both exporters of PyTorch, converted in nine ways: load, errors, Casts.
+"""Architectures from both of PyTorch's exporters, converted in nine ways: loading, errors, Casts.
 
     python benchmarks/run.py architectures FOLDER [NAME ...] [--peers PYTHON] [--limit SECONDS]
 
-Needs torch, transformers and onnxscript in this interpreter; downloads nothing. FOLDER keeps the exported models and
-the rows of each, and a run that is broken off goes on where it stopped. Every architecture and every measurement is a
-process of its own with a limit: a crash or a hang costs that one alone. `--peers` is an interpreter with
-onnxconverter-common and onnxruntime, whose converters are given the same models (see `peers/peer_tools.py`).
+This needs torch, transformers and onnxscript in this interpreter, and downloads nothing. FOLDER keeps the exported
+models and their rows, and an interrupted run resumes where it stopped. Every export and every measurement is a separate
+process with a time limit, so a crash or a hang affects only one. `--peers` is an interpreter with onnxconverter-common
+and onnxruntime, whose converters get the same models (see `peers/peer_tools.py`).
 
-The models are small and their weights random, of the size of trained ones: this finds what is converted wrongly, not
-how exact a trained model stays. Errors are L2 relative to what the float32 model gives, the largest of all outputs and
-batches; low precision is emulated.
+The models are small, with random weights of the magnitude of trained ones: this finds wrong conversions, not the
+accuracy of trained models. Errors are L2 errors relative to the float32 model's outputs, the largest over all outputs
+and batches; low precision is emulated.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from benchmarks.shared import measure
 
 PEERS = ("onnxconverter_common", "onnxruntime_float16", "onnxruntime_onnxmodel")
 WAYS = ("float16", "bfloat16", "lower-all", "force-all", "fuse-none", "fuse-contrib", "opset-auto", "bfloat16-contrib")
-# An export that is not the model to begin with says nothing of a conversion.
+# The largest error of an export; a wrong export says nothing about a conversion.
 EXPORT_NEAR = 1e-3
-# What counts as more than rounding: this many times the best of PyTorch's own half, the products alone, the others.
+# An error counts as more than rounding from this factor over the best of PyTorch, only the products, and the peers.
 TIMES = 4.0
-# No rounding alone: a choice (the nearest code, the best expert) went the other way.
+# Not only rounding: a choice (the nearest code, the best expert) went the other way.
 FAR = 0.05
 HEAD = (
     *("architecture", "exporter", "opset", "ops", "products low", "Casts added, ours / fewest other"),
@@ -40,13 +40,13 @@ HEAD = (
 
 
 def exported(folder: Path, names: Sequence[str], limit: float) -> None:
-    """Export what is not there yet."""
+    """Export the missing models."""
     command = [*measure.script("export"), folder, *names, "--limit", str(limit)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def of_peers(model: Path, python: Path | None, limit: float) -> list[Path]:
-    """What the other converters make of a model, each a file."""
+    """Convert a model with the other converters; return the files."""
     found = []
     for tool in PEERS if python is not None else ():
         out = model.parent / "peers" / f"{model.stem}.{tool}.onnx"
@@ -58,7 +58,7 @@ def of_peers(model: Path, python: Path | None, limit: float) -> list[Path]:
 
 
 def measured(model: Path, peers: Sequence[Path], limit: float) -> dict[str, Any]:
-    """The rows of a model by way; "end" says how the process ended that measured them."""
+    """Return a model's rows by way; "end" is the exit of the measuring process."""
     kept = model.parent / "rows" / f"{model.stem}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     if not kept.exists():
@@ -72,7 +72,7 @@ def measured(model: Path, peers: Sequence[Path], limit: float) -> dict[str, Any]
 
 
 def error(row: Mapping[str, Any] | None) -> float:
-    """The largest error of a row in L2; infinite where a number was lost, NaN where nothing was compared."""
+    """Return the largest L2 error of a row: infinity for lost numbers, NaN without a comparison."""
     found = (row or {}).get("errors") or {}
     if any(broken for _, _, broken in found.values()):
         return math.inf
@@ -80,9 +80,9 @@ def error(row: Mapping[str, Any] | None) -> float:
 
 
 def status(rows: Mapping[str, Any]) -> str:
-    """What is wrong with an export or its conversions; "right" if nothing is."""
+    """Return the faults of an export or its conversions; "right" if there are none."""
     if (code := rows["end"]["rc"]) != 0:
-        return f"the measurement ended with {code}"
+        return f"the measurement exited with {code}"
     if "fault" in rows["float32"]:
         return "the export does not run"
     built = rows["float32"]["errors"].get("built")
@@ -104,7 +104,7 @@ def _faults(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def yardstick(rows: Mapping[str, Any], kind: str) -> float:
-    """The least error that somebody else has in this type; where only PyTorch has, bfloat16's 8 times float16's."""
+    """Return the lowest error of the others in this type; for bfloat16, 8 times their float16 error also counts."""
     others = [error(rows.get(f"torch-{kind}"))]
     scale = 1.0 if kind == "float16" else 8.0
     others += [scale * error(rows.get(way)) for way in ("products", *PEERS)]
@@ -112,7 +112,7 @@ def yardstick(rows: Mapping[str, Any], kind: str) -> float:
 
 
 def cells(rows: Mapping[str, Any]) -> tuple[object, ...]:
-    """One row of the table."""
+    """Return a row of the table."""
     before, half = rows["float32"], rows.get("float16", {})
     run = [row for row in (rows.get(peer, {}) for peer in PEERS) if "errors" in row and "opens" not in row]
     added = [row["casts"] - before["casts"] for row in (half, *run) if "casts" in row]
@@ -132,19 +132,19 @@ def _number(e: float) -> str:
 
 
 def summary(found: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many there were of what, in words."""
+    """Return the counts as sentences."""
     judged = Counter("right" if status(rows) == "right" else "other" for rows in found)
     tried = sum(2 for _ in said)
     real = [rows for rows in found if not status(rows).startswith("the export")]
     ways = [rows[way] for rows in real for way in WAYS if way in rows]
     opened = sum(not any(_faults(row)) for row in ways)
     return [
-        f"{len(said)} architectures; {len(found)} of {tried} exports, {len(real)} of them the model that was exported. "
-        f"Of {len(ways)} conversions of those {opened} pass the checker, open and run; "
-        f"{judged['right']} exports are right in all.",
+        f"{len(said)} architectures; {len(found)} of {tried} exports succeeded, {len(real)} of them correctly. "
+        f"Of their {len(ways)} conversions, {opened} pass the checker, open and run; "
+        f"{judged['right']} exports are right in every way.",
         "",
-        f"PyTorch's: the module in that type, run by PyTorch on the CPU. Other: the best of {', '.join(PEERS)}; "
-        "Casts of those whose models run. A Cast of constants is not counted: runtimes fold it.",
+        f"PyTorch's: the module in that type, run by PyTorch on the CPU. Other: the best of {', '.join(PEERS)}, with "
+        "the Casts of models that run. Casts of constants are not counted, since runtimes fold them.",
     ]
 
 
@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for each export and measurement")
-    parser.add_argument("--exported", action="store_true", help="take the models that FOLDER holds, export none")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds per export and measurement")
+    parser.add_argument("--exported", action="store_true", help="use the models in FOLDER, without exporting")
     args = parser.parse_args()
     if not args.exported:
         exported(args.folder, args.names, args.limit)

@@ -1,8 +1,8 @@
 """Convert one exported model in many ways and run each result: `conversions MODEL [PEER.onnx ...]`.
 
-Prints JSON lines, one for each way, flushed at once so that a crash costs only the way it happened at. NAME.npz lies
-beside NAME.EXPORTER.onnx. All low precision is emulated; errors are measured against the float32 model, both run by
-onnxruntime's CPU provider.
+It prints a JSON line for each way, flushed at once, so a crash affects only the current way. NAME.npz is next to
+NAME.EXPORTER.onnx. All low precision is emulated. Errors are relative to the float32 model; onnxruntime's CPU provider
+runs both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from amp_rewrite import AmpRewriteError, Model, View, convert, emulate
 
 Array = np.ndarray[Any, Any]
-Fed = Mapping[str, Mapping[str, Array]]
+Feeds = Mapping[str, Mapping[str, Array]]
 FAULTS = (
     *(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception)),
     AmpRewriteError,
@@ -36,7 +36,7 @@ COMPUTE = frozenset(
         *("com.microsoft::Attention", "com.microsoft::MultiHeadAttention", "com.microsoft::FusedMatMul"),
     )
 )
-# What comes out of a conversion by itself, and what else is asked for.
+# The options of each way.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "float16": {},
     "bfloat16": {"to": "bfloat16"},
@@ -54,7 +54,7 @@ def session(model: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    # onnxruntime 1.31.1 crashes there on float16 recurrences.
+    # This optimizer of onnxruntime 1.31.1 crashes on float16 recurrences.
     return onnxruntime.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["NchwcTransformer"]
     )
@@ -65,34 +65,34 @@ def run(made: onnxruntime.InferenceSession, inputs: Mapping[str, Array]) -> list
     return made.run(None, {name: value for name, value in inputs.items() if name in kept})
 
 
-def apart(found: list[Array], wanted: list[Array]) -> tuple[float, float, int]:
-    """(largest error in units of the largest output, the same in L2, how many became NaN or infinite)."""
+def apart(found: list[Array], expected: list[Array]) -> tuple[float, float, int]:
+    """Return the largest error relative to the largest output, the relative L2 error, and the count of lost numbers."""
     largest, l2, broken = 0.0, 0.0, 0
-    for y, want in zip(found, wanted, strict=True):
-        if want.dtype.kind != "f" or not want.size:
+    for y, exact in zip(found, expected, strict=True):
+        if exact.dtype.kind != "f" or not exact.size:
             continue
-        if y.shape != want.shape:  # how long an output is may hang on numbers, such as predicted durations
-            broken += want.size
+        if y.shape != exact.shape:  # an output's length may depend on numbers, such as predicted durations
+            broken += exact.size
             continue
-        y, want = y.astype(np.float64), want.astype(np.float64)
-        real = np.isfinite(want)
+        y, exact = y.astype(np.float64), exact.astype(np.float64)
+        real = np.isfinite(exact)
         broken += int(np.count_nonzero(~np.isfinite(y[real])))
         good = real & np.isfinite(y)
         if not good.any():
             continue
-        difference = np.abs(y[good] - want[good])
-        largest = max(largest, float(difference.max() / max(np.abs(want[real]).max(), 1e-30)))
-        l2 = max(l2, float(np.linalg.norm(difference) / max(np.linalg.norm(want[real]), 1e-30)))
+        difference = np.abs(y[good] - exact[good])
+        largest = max(largest, float(difference.max() / max(np.abs(exact[real]).max(), 1e-30)))
+        l2 = max(l2, float(np.linalg.norm(difference) / max(np.linalg.norm(exact[real]), 1e-30)))
     return largest, l2, broken
 
 
-def errors(proto: bytes, fed: Fed, wanted: Mapping[str, list[Array]]) -> dict[str, Any]:
+def errors(proto: bytes, feeds: Feeds, expected: Mapping[str, list[Array]]) -> dict[str, Any]:
     made = session(proto)
-    return {batch: apart(run(made, inputs), wanted[batch]) for batch, inputs in fed.items()}
+    return {batch: apart(run(made, inputs), expected[batch]) for batch, inputs in feeds.items()}
 
 
 def counted(view: View) -> dict[str, Any]:
-    """Casts that run (those of constants are folded when a model is loaded), products in all and low ones, ops."""
+    """Count ops, products, low products, and Casts, except of constants, which are folded when a model is loaded."""
     known = {value.id for value in view.values if value.tensor is not None and not value.overridable}
     for op in view.ops:
         if op.inputs and not op.bodies and all(value is None or value in known for value in op.inputs):
@@ -107,8 +107,8 @@ def counted(view: View) -> dict[str, Any]:
     }
 
 
-def judged(proto: onnx.ModelProto, fed: Fed, wanted: Mapping[str, list[Array]]) -> dict[str, Any]:
-    """What a converted model is like: counts, whether it passes the checker and opens, errors of its emulation."""
+def judged(proto: onnx.ModelProto, feeds: Feeds, expected: Mapping[str, list[Array]]) -> dict[str, Any]:
+    """Judge a converted model: its counts, whether it passes the checker and opens, and its emulated errors."""
     row: dict[str, Any] = counted(View.of(Model.load(proto)))
     data = proto.SerializeToString()
     try:
@@ -117,11 +117,11 @@ def judged(proto: onnx.ModelProto, fed: Fed, wanted: Mapping[str, list[Array]]) 
         row["checker"] = line(fault)
     try:
         if not any(t in data_types(proto) for t in (onnx.TensorProto.BFLOAT16,)):
-            session(data)  # its CPU provider has next to no bfloat16
+            session(data)  # the CPU provider has almost no bfloat16 kernels
     except FAULTS as fault:
         row["opens"] = line(fault)
     try:
-        row["errors"] = errors(emulate(proto).to_proto().SerializeToString(), fed, wanted)
+        row["errors"] = errors(emulate(proto).to_proto().SerializeToString(), feeds, expected)
     except FAULTS as fault:
         row["emulation"] = line(fault)
     return row
@@ -137,13 +137,13 @@ def line(fault: BaseException) -> str:
 
 
 def high(converted: Any) -> list[str]:
-    """Products that stay float32, each with its reason."""
+    """Return the products that stay float32, with their reasons."""
     rows = converted.report.rows
     return [f"{r.op} {r.name}: {r.why}: {r.note or r.reason}" for r in rows if r.op in COMPUTE and r.dtype == "float32"]
 
 
 def raised(converted: Any) -> dict[str, int]:
-    """Ops that are float32, by type and rule."""
+    """Count the float32 ops by type and rule."""
     rows = [r for r in converted.report.rows if r.dtype == "float32"]
     return dict(Counter(f"{r.op}/{r.rule}" for r in rows).most_common(30))
 
@@ -155,8 +155,8 @@ def main() -> None:
     with np.load(path.with_name(f"{name}.npz")) as stored:
         arrays = {key: stored[key] for key in stored.files}
     names = sorted({key.split("/")[0] for key in arrays})
-    fed = {b: {k.split("/", 2)[2]: v for k, v in arrays.items() if k.startswith(f"{b}/in/")} for b in names}
-    torch_says = {
+    feeds = {b: {k.split("/", 2)[2]: v for k, v in arrays.items() if k.startswith(f"{b}/in/")} for b in names}
+    torch_outputs = {
         kind: {b: [arrays[f"{b}/{kind}/{i}"] for i in range(99) if f"{b}/{kind}/{i}" in arrays] for b in names}
         for kind in ("float32", "float16", "bfloat16")
     }
@@ -169,34 +169,34 @@ def main() -> None:
     except FAULTS as fault:
         say("float32", fault=line(fault))
         return
-    wanted, refused = {}, {}
-    for batch, inputs in fed.items():
+    expected, rejected = {}, {}
+    for batch, inputs in feeds.items():
         try:
-            wanted[batch] = run(reference, inputs)
-        except FAULTS as fault:  # a graph that holds what was true of the first batch alone
-            refused[batch] = line(fault)
-    fed = {batch: fed[batch] for batch in wanted}
-    row: dict[str, Any] = {**counted(View.of(Model.load(proto))), "refused": refused}
+            expected[batch] = run(reference, inputs)
+        except FAULTS as fault:  # a graph that is only valid for the first batch
+            rejected[batch] = line(fault)
+    feeds = {batch: feeds[batch] for batch in expected}
+    row: dict[str, Any] = {**counted(View.of(Model.load(proto))), "refused": rejected}
     row["opset"] = next(o.version for o in proto.opset_import if o.domain == "")
-    row["errors"] = {b: apart(wanted[b], torch_says["float32"][b]) for b in wanted}
+    row["errors"] = {b: apart(expected[b], torch_outputs["float32"][b]) for b in expected}
     say("float32", **row)
     for kind in ("float16", "bfloat16"):
-        theirs = {b: apart(y, torch_says["float32"][b]) for b, y in torch_says[kind].items() if y}
+        theirs = {b: apart(y, torch_outputs["float32"][b]) for b, y in torch_outputs[kind].items() if y}
         if theirs:
             say(f"torch-{kind}", errors=theirs)
     for way, options in WAYS.items():
         try:
             converted = convert(proto, **options)
-            row = judged(converted.model, fed, wanted)
+            row = judged(converted.model, feeds, expected)
             if way in ("float16", "bfloat16"):
                 row |= {"high": high(converted), "raised": raised(converted)}
                 row["findings"] = [f"{f.kind} {f.subject}: {f.message}" for f in converted.report.findings][:40]
-        except Exception as fault:  # noqa: BLE001  # what the sweep looks for
+        except Exception as fault:  # noqa: BLE001  # the sweep looks for faults
             row = {"fault": line(fault), "where": "".join(traceback.format_tb(fault.__traceback__)[-3:])}
         say(way, **row)
     for peer in peers:
         try:
-            row = judged(onnx.load(peer), fed, wanted)
+            row = judged(onnx.load(peer), feeds, expected)
         except FAULTS as fault:
             row = {"fault": line(fault)}
         say(peer.stem.split(".")[-1], **row)

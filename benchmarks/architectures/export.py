@@ -1,8 +1,8 @@
-"""Export architectures by both exporters: `export FOLDER [NAME ...]`, with torch installed.
+"""Export architectures with both of PyTorch's exporters: `export FOLDER [NAME ...]`.
 
-Writes NAME.EXPORTER.onnx, one for each exporter that takes it, NAME.npz with batches and what PyTorch computes of them
-in float32, float16 and bfloat16, and NAME.json: which exporter failed, and why. With `--real`, the architectures of
-real width are exported; of these the batch as built is written alone, and weights lie beside the models of dynamo.
+It writes NAME.EXPORTER.onnx for each successful exporter, NAME.npz with batches and PyTorch's outputs in float32,
+float16 and bfloat16, and NAME.json with the errors of failed exporters. `--real` exports the architectures at real
+width, with only the batch as built, and with external weights from dynamo.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EXPORTERS: Mapping[str, tuple[int, ...]] = {"dynamo": (18, 20, 21, 23), "torchsc
 LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 FLOATS_TIMES = 8.0
 LARGE = 10_000_000
-"""Parameters of a model beyond which dynamo writes its weights to a file beside it."""
+"""The number of parameters from which dynamo writes external weights."""
 
 
 def registry() -> dict[str, Architecture]:
-    """All architectures, by name."""
+    """Return all architectures by name."""
     from benchmarks.architectures.multimodal import MULTIMODAL
     from benchmarks.architectures.nets import NETS
     from benchmarks.architectures.speech import SPEECH
@@ -43,20 +43,20 @@ def registry() -> dict[str, Architecture]:
 
 
 def registry_of_real_widths() -> dict[str, Architecture]:
-    """Architectures of real width and length, by name."""
+    """Return the architectures at real width and length by name."""
     from benchmarks.architectures.real import REAL
 
     return {one.name: one for one in REAL}
 
 
 def opset(name: str, exporter: str, attempt: int = 0) -> int:
-    """One of the exporter's opsets, for each architecture another; the latest where that failed."""
+    """Return one of the exporter's opsets, depending on the architecture; the latest one after a failure."""
     choice = EXPORTERS[exporter]
     return choice[-1] if attempt else choice[seed_of(name) % len(choice)]
 
 
 def batches(inputs: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """As built; drawn anew; with larger floats; with a row that is masked throughout."""
+    """Return the batches: as built, shuffled, with larger floats, and with a fully masked row."""
     found = {"built": dict(inputs), "drawn": {k: _drawn(k, v) for k, v in inputs.items()}}
     if any(_scalable(k, v) for k, v in inputs.items()):
         found["large"] = {k: v * FLOATS_TIMES if _scalable(k, v) else v for k, v in inputs.items()}
@@ -71,7 +71,7 @@ def _scalable(name: str, value: Tensor) -> bool:
 
 
 def _drawn(name: str, value: Tensor) -> Tensor:
-    """The same values in another order along the last axis; masks stay."""
+    """Shuffle the values along the last axis, except masks."""
     if "mask" in name or value.ndim == 0:
         return value
     return value[..., torch.randperm(value.shape[-1])]
@@ -85,31 +85,31 @@ def _without_last_row(mask: Tensor) -> Tensor:
 
 def outputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     with torch.no_grad():
-        args = module(*(v.clone() for v in inputs.values()))
-    return [args] if isinstance(args, Tensor) else list(args)
+        result = module(*(v.clone() for v in inputs.values()))
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
-def computed(module: nn.Module, fed: Mapping[str, Mapping[str, Tensor]]) -> dict[str, np.ndarray[Any, Any]]:
-    """`BATCH/in/NAME`, `BATCH/float32/I`, and the low types' where PyTorch has kernels for all."""
+def computed(module: nn.Module, feeds: Mapping[str, Mapping[str, Tensor]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return `BATCH/in/NAME` and `BATCH/float32/I`, and the low types' outputs if PyTorch has all their kernels."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for batch, inputs in fed.items():
+    for batch, inputs in feeds.items():
         arrays |= {f"{batch}/in/{name}": value.numpy() for name, value in inputs.items()}
         arrays |= {f"{batch}/float32/{i}": y.numpy() for i, y in enumerate(outputs(module, inputs))}
     for name, dtype in LOW.items():
         low = copy.deepcopy(module).to(dtype)
-        for batch, inputs in fed.items():
+        for batch, inputs in feeds.items():
             cast = {k: v.to(dtype) if v.dtype.is_floating_point else v for k, v in inputs.items()}
             try:
                 found = outputs(low, cast)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError):
-                break  # some op of the model has no such kernel
+                break  # an op of the model has no such kernel
             arrays |= {f"{batch}/{name}/{i}": y.float().numpy() for i, y in enumerate(found)}
     return arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an export is tried: at which opset, with symbols for the dynamic axes or without."""
+    """The options of an export: its opset, and whether its shapes are fixed."""
 
     opset: int
     fixed: bool
@@ -125,7 +125,7 @@ def dynamo(one: Architecture, module: nn.Module, inputs: Mapping[str, Tensor], p
         input_names=list(inputs),
         dynamo=True,
         opset_version=by.opset,
-        # A registry's module takes *values: one parameter that is a tuple.
+        # The registry's modules take *values, which counts as one parameter that is a tuple.
         dynamic_shapes=None if by.fixed or not one.dynamic else (shapes,),
         external_data=sum(p.numel() for p in module.parameters()) > LARGE,
         verbose=False,
@@ -145,9 +145,9 @@ def torchscript(one: Architecture, module: nn.Module, inputs: Mapping[str, Tenso
 
 
 def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: bool) -> None:
-    """Write the files of one architecture; its .json says "dynamic" or "fixed" where an exporter took it, else why not.
+    """Write the files of one architecture; its .json has "dynamic", "fixed" or the error for each exporter.
 
-    What fails is tried again with plain attention in the latest opset, then with fixed shapes.
+    A failed export is tried again with plain attention in the latest opset, then with fixed shapes.
     """
     module, inputs = one.build()
     arrays = {f"built/in/{k}": v.numpy() for k, v in inputs.items()} if real else computed(module, batches(inputs))
@@ -166,7 +166,7 @@ def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: b
                     write(one, module, inputs, path, by)
                 said[exporter] = "fixed" if by.fixed or not one.dynamic else "dynamic"
                 break
-            except Exception as error:  # noqa: BLE001  # exporters raise whatever the traced code raises
+            except Exception as error:  # noqa: BLE001  # exporters raise any error of the traced code
                 why = " ".join(str(error).rpartition("Exception summary")[2].split())  # dynamo gives advice first
                 said[exporter] = f"{type(error).__name__}: {why[:200]}"
                 path.unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: b
 
 
 def apart(one: Architecture, folder: Path, args: argparse.Namespace) -> None:
-    """Export one architecture in a process of its own: a crash or a hang costs that one alone."""
+    """Export one architecture in a separate process, so a crash or a hang affects only this one."""
     limit, options = args.limit, {"real": args.real}
     child = multiprocessing.get_context("fork").Process(target=export, args=(one, folder, args.by), kwargs=options)
     child.start()
@@ -188,7 +188,7 @@ def apart(one: Architecture, folder: Path, args: argparse.Namespace) -> None:
 
 
 def warm_up(folder: Path) -> None:
-    """Load what every export needs, so that the processes to come have it."""
+    """Load the modules for exports, for the child processes to inherit."""
     torch.onnx.export(nn.Linear(2, 2), (torch.ones(1, 2),), folder / "warm.onnx", dynamo=True, verbose=False)
     (folder / "warm.onnx").unlink()
 
@@ -197,9 +197,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one architecture may take")
-    parser.add_argument("--real", action="store_true", help="the architectures of real width instead")
-    parser.add_argument("--by", nargs="+", default=list(EXPORTERS), choices=list(EXPORTERS), help="the exporters")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds per architecture")
+    parser.add_argument("--real", action="store_true", help="export the architectures at real width instead")
+    parser.add_argument(
+        "--by", nargs="+", default=list(EXPORTERS), choices=list(EXPORTERS), help="the exporters to use"
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

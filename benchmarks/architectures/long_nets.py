@@ -1,4 +1,4 @@
-"""Networks whose trouble shows at real lengths: retention, linear attention, forecasts, tags, sound, rays, means."""
+"""Networks with problems only at real lengths: retention, linear attention, forecasts, tags, sound, rays, means."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Retention(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Attention by positive features, summed over all keys before the queries read them."""
+    """Linear attention: positive features, summed over all keys before the queries read them."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LinearAttention(nn.Module):
 
 
 class Forecast(nn.Module):
-    """N-BEATS: blocks that explain a part of the past and leave the rest to the next, on the scale of the data."""
+    """N-BEATS: each block explains a part of the past and passes the rest on, at the scale of the data."""
 
     def __init__(self, past: int, future: int, width: int, blocks: int = 6) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Forecast(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Scores of tags by convolutions, and the best path through them by Viterbi's recursion."""
+    """A tagger: scores from convolutions, and the best path by Viterbi's recursion."""
 
     def __init__(self, width: int, tags: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Tagger(nn.Module):
 
 
 class Sound(nn.Module):
-    """Log-mel features of a waveform by convolutions with sines, normalized, then strided convolutions."""
+    """Normalized log-mel features of a waveform, by convolution with sines, and strided convolutions."""
 
     def __init__(self, window: int = 400, hop: int = 160, bins: int = 80, width: int = 256) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Rays(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Means over the tokens that a mask shows, on the unit sphere, and their similarities over a temperature."""
+    """Masked means over tokens on the unit sphere, and their similarities divided by a temperature."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Image-text, document, video and audio-codec architectures of transformers, small, weights from a seed."""
+"""Small image-text, document, video and audio-codec architectures of transformers, with seeded weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.architectures.vision import (
 
 
 def _page() -> dict[str, Tensor]:
-    """Words with their boxes on a page of 1000 × 1000, and the page."""
+    """Return words with their boxes on a page of 1000 × 1000, and the page."""
     corner = torch.randint(0, 900, (1, 12, 2))
     boxes = torch.cat((corner, corner + torch.randint(1, 100, (1, 12, 2))), dim=-1)
     return {
@@ -33,7 +33,7 @@ def _page() -> dict[str, Tensor]:
 
 
 def _patches() -> dict[str, Tensor]:
-    """Flattened patches, each behind its row and column; the last ones are padding."""
+    """Return flattened patches, each after its row and column; the last ones are padding."""
     places = torch.stack(torch.meshgrid(torch.arange(1, 5), torch.arange(1, 5), indexing="ij"), -1).reshape(1, 16, 2)
     patches = torch.cat((places.float(), torch.randn(1, 16, 48)), dim=-1)
     patches[:, 13:] = 0
@@ -41,7 +41,7 @@ def _patches() -> dict[str, Tensor]:
 
 
 def _seen() -> dict[str, Tensor]:
-    """A text with a place for each of the 16 patches of an image."""
+    """Return a text with a placeholder for each of an image's 16 patches."""
     ids = torch.randint(3, 190, (1, 24))
     ids[:, 2:18] = 199
     return {"input_ids": ids, **image()(), "attention_mask": torch.ones(1, 24, dtype=torch.int64)}

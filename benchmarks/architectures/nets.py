@@ -1,4 +1,4 @@
-"""Networks that no library of models brings, in PyTorch: generators, diffusion, video, sound, graphs, detection."""
+"""PyTorch networks not found in model libraries: generators, diffusion, video, sound, graphs, detection."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StyleGenerator(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder of an image autoencoder, as latent diffusion has it: group norms, attention, upsampling."""
+    """The decoder of an image autoencoder, as in latent diffusion: group norms, attention, upsampling."""
 
     def __init__(self, width: int = 32, groups: int = 8) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Graph(nn.Module):
 class Recommender(nn.Module):
     """DLRM: logarithms of counts, tables of ids, the sum of a history's rows, all inner products, a click's chance.
 
-    The counts leave the model beside the scores, as models that are served with their features do.
+    It also returns the counts, like models that are served with their features.
     """
 
     def __init__(self, counts: int = 5, tables: int = 6, rows: int = 100, width: int = 16, hidden: int = 32) -> None:
@@ -283,7 +283,7 @@ class Detector(nn.Module):
 
 
 class AnchorFree(nn.Module):
-    """A detector without anchors: distances to four sides as means over bins, at two strides, boxes in pixels."""
+    """An anchor-free detector: distances to four sides as means over bins, at two strides, boxes in pixels."""
 
     def __init__(self, size: int = 640) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ class Sampler(nn.Module):
 
 
 def _net(make: Callable[[], nn.Module], **shapes: tuple[int, ...]) -> Callable[[], Built]:
-    """A network with normal inputs of these shapes."""
+    """Return a network with normal inputs of the given shapes."""
 
     def build() -> Built:
         inputs = {name: torch.randn(*shape) for name, shape in shapes.items()}

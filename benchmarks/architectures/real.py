@@ -1,7 +1,7 @@
-"""Architectures at real widths and lengths: two layers of each, with weights that spread as those of trained models do.
+"""Architectures at real widths and lengths, with two layers each and weights with the spread of trained models.
 
-Widths are those of models that people run: 768 to 4096 channels, vocabularies of 30,000 and more, 512 to 2048 tokens,
-images of 224 to 640. Two layers keep a model within memory; what goes wrong in one layer goes wrong in all.
+The widths are those of common models: 768 to 4096 channels, vocabularies of 30,000 and more, 512 to 2048 tokens, images
+of 224 to 640 pixels. Two layers keep a model within memory; a problem in one layer occurs in all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.architectures.text import AXES, made
 from benchmarks.architectures.vision import _STAGES, Recipe, captioned, image
 
 OUTLIERS, GAIN = 1 / 256, 8.0
-"""The share of a norm's channels that stand out, as in large models, and their gain in units of the others'."""
+"""The share of outlier channels in a norm, as in large models, and their gain relative to the others."""
 LLAMA: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "vocab_size": 32000,
@@ -61,10 +61,10 @@ EXPERTS: Mapping[str, Any] = {
 
 
 def spread(module: nn.Module) -> nn.Module:
-    """Give weights the spread of trained ones: rows of different size, norms with a few large gains."""
+    """Give weights the spread of trained ones: rows of different magnitude, norms with a few large gains."""
     with torch.no_grad():
         for part in module.modules():
-            if type(part).__name__ == "T5Attention":  # scores are not scaled: queries of trained models are small
+            if type(part).__name__ == "T5Attention":  # T5 does not scale scores; trained queries are small
                 part.q.weight.mul_(part.key_value_proj_dim**-0.5)
             weight = getattr(part, "weight", None)
             if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
@@ -79,14 +79,14 @@ def spread(module: nn.Module) -> nn.Module:
 
 
 def tokens(length: int, vocabulary: int) -> dict[str, Tensor]:
-    """One row of ids whose last eighth is padding."""
+    """Return one row of ids, with its last eighth as padding."""
     mask = torch.ones(1, length, dtype=torch.int64)
     mask[0, length - length // 8 :] = 0
     return {"input_ids": torch.randint(3, vocabulary, (1, length)), "attention_mask": mask}
 
 
 def text(name: str, model: str, length: int, *, mask: bool = True, answer: int = 0, **config: Any) -> Architecture:
-    """A model called with ids and a padding mask, and with the beginning of an answer; lengths are symbols."""
+    """Return a model that reads ids, a padding mask and the beginning of an answer, with dynamic lengths."""
 
     def build() -> Built:
         module = spread(made(name, model, config, use_cache=False))
@@ -104,7 +104,7 @@ def text(name: str, model: str, length: int, *, mask: bool = True, answer: int =
 def called(
     name: str, model: str, inputs: Callable[[], dict[str, Tensor]], outputs: tuple[str, ...] = (), **config: Any
 ) -> Architecture:
-    """A model that is called with what `inputs` gives, in shapes that are fixed."""
+    """Return a model with the given inputs in fixed shapes."""
 
     def build() -> Built:
         fixed = config.get("fixed", {})
@@ -116,7 +116,7 @@ def called(
 
 
 def step(name: str, model: str, heads: int, width: int, seen: int, **config: Any) -> Architecture:
-    """A decoder of two layers that has seen many tokens and is given one more."""
+    """Return a two-layer decoder with a cache of many tokens and one more token."""
 
     def build() -> Built:
         module = spread(made(name, model, config))
@@ -130,7 +130,7 @@ def step(name: str, model: str, heads: int, width: int, seen: int, **config: Any
 
 
 def net(name: str, make: Callable[[], nn.Module], inputs: Callable[[], dict[str, Tensor]]) -> Architecture:
-    """A network of `nets` at another width."""
+    """Return a network of `nets` at a different width."""
 
     def build() -> Built:
         torch.manual_seed(seed_of(name))
@@ -139,18 +139,18 @@ def net(name: str, make: Callable[[], nn.Module], inputs: Callable[[], dict[str,
     return Architecture(name, build)
 
 
-def recipe(name: str, given: Recipe) -> Architecture:
-    """A model of vision or of images and text."""
+def recipe(name: str, base: Recipe) -> Architecture:
+    """Return a vision or image-text model."""
 
     def build() -> Built:
-        module, inputs = given.build(name)
+        module, inputs = base.build(name)
         return spread(module), inputs
 
     return Architecture(name, build)
 
 
 def series(past: int, future: int, features: int = 4) -> Callable[[], dict[str, Tensor]]:
-    """Hourly values whose level is far from 0, with features of time, up to now and beyond."""
+    """Return past hourly values with a level far from 0, and past and future time features."""
     return lambda: {
         "past_values": torch.randn(2, past) * 50 + 4000,
         "past_time_features": torch.rand(2, past, features) - 0.5,
@@ -194,7 +194,7 @@ def _diffused() -> dict[str, Tensor]:
 
 
 def _clicked() -> dict[str, Tensor]:
-    """Counts as web logs have them, most small and a few in the hundred thousands, and ids."""
+    """Return ids, and counts as in web logs: mostly small, a few in the hundred thousands."""
     counts = torch.floor(torch.exp(torch.randn(256, 13) * 3 + 2)).clamp(max=5e5)
     return {"counts": counts, "ids": torch.randint(0, 20000, (256, 26)), "history": torch.randint(0, 20000, (256, 50))}
 

@@ -1,4 +1,4 @@
-"""Architectures of speech, sound and time series, and decoding steps with a cache, small, weights from a seed."""
+"""Small speech, sound and time-series architectures, and decoding steps with a cache, with seeded weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WHISPER: Mapping[str, Any] = {
 
 
 def sound(name: str, model: str, **settings: Any) -> Architecture:
-    """A model over raw sound: convolutions, then a transformer; the second row is shorter."""
+    """Return a model over raw sound: convolutions, then a transformer; the second row is shorter."""
 
     def build() -> Built:
         module = made(name, model, {**SMALL, **WAVES, **settings})
@@ -57,7 +57,7 @@ def sound(name: str, model: str, **settings: Any) -> Architecture:
 
 
 def called(name: str, model: str, inputs: Inputs, outputs: tuple[str, ...] = (), **settings: Any) -> Architecture:
-    """A model that is called with what `inputs` gives, in shapes that are fixed."""
+    """Return a model with the given inputs in fixed shapes."""
 
     def build() -> Built:
         fixed = settings.get("fixed", {})
@@ -74,7 +74,7 @@ def wave(samples: int = SAMPLES, key: str = "input_values", channels: int | None
 
 
 def heard(frames: int = 32, bins: int = 8) -> Inputs:
-    """Features of sound, and the first words of what was said."""
+    """Return features of sound, and the first words of the transcript."""
     return lambda: {
         "input_features": torch.randn(ROWS, bins, frames),
         "decoder_input_ids": torch.randint(3, VOCABULARY, (ROWS, 5)),
@@ -95,7 +95,7 @@ PAST, CONTEXT, FUTURE = 39, 32, 8
 
 
 def series() -> dict[str, Tensor]:
-    """Values of a series whose level is far from 0, with features of time, up to now and beyond."""
+    """Return past values of a series with a level far from 0, and past and future time features."""
     return {
         "past_values": torch.randn(ROWS, PAST) * 20 + 300,
         "past_time_features": torch.randn(ROWS, PAST, 2),
@@ -135,7 +135,7 @@ PATCHES: Mapping[str, Any] = {
 
 
 class Step(nn.Module):
-    """One decoding step: one token and the cache in, logits and the longer cache out."""
+    """One decoding step, from a token and the cache to logits and the longer cache."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Step(nn.Module):
 
 
 def step(name: str, model: str, heads: int, width: int = 8, seen: int = 11, **settings: Any) -> Architecture:
-    """A decoder of two layers that has seen some tokens and is given one more."""
+    """Return a two-layer decoder with a cache of some tokens and one more token."""
 
     def build() -> Built:
         module = made(name, model, {**SMALL, **settings})
@@ -163,7 +163,7 @@ def step(name: str, model: str, heads: int, width: int = 8, seen: int = 11, **se
 
 
 class Cells(nn.Module):
-    """Two layers of recurrent cells over embedded tokens, both ways."""
+    """Two bidirectional layers of recurrent cells over embedded tokens."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

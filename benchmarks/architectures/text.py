@@ -1,4 +1,4 @@
-"""Architectures of text, from small configurations of Hugging Face transformers, weights from a seed."""
+"""Text architectures from small configurations of Hugging Face transformers, with seeded weights."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def ids(tokens: int = TOKENS) -> Tensor:
 
 
 def padding(tokens: int = TOKENS) -> Tensor:
-    """The second row is shorter by a quarter."""
+    """Return a mask with the second row shorter by a quarter."""
     mask = torch.ones(ROWS, tokens, dtype=torch.int64)
     mask[1, tokens - tokens // 4 :] = 0
     return mask
 
 
 def made(name: str, model: str, settings: Mapping[str, Any], **more: Any) -> torch.nn.Module:
-    """A model class of transformers over a small configuration, with seeded weights as of a trained one.
+    """Build a model of transformers in a small configuration, with seeded weights like those of a trained one.
 
-    `config` names the configuration's class, by default the one that the model's name begins with; `without` the
-    settings that it refuses.
+    `config` names the configuration's class (default: the one at the start of the model's name); `without` names
+    settings that it rejects.
     """
     torch.manual_seed(seed_of(name))
     chosen = {**settings, **more}
@@ -66,7 +66,7 @@ def made(name: str, model: str, settings: Mapping[str, Any], **more: Any) -> tor
 
 
 def text(name: str, model: str, *, tokens: int = TOKENS, mask: bool = True, **config: Any) -> Architecture:
-    """A model called with ids and a padding mask, both dynamic."""
+    """Return a model with ids and a padding mask as dynamic inputs."""
 
     def build() -> Built:
         module = made(name, model, SMALL, use_cache=False, **config)
@@ -78,7 +78,7 @@ def text(name: str, model: str, *, tokens: int = TOKENS, mask: bool = True, **co
 
 
 def translation(name: str, model: str, *, tokens: int = TOKENS, **config: Any) -> Architecture:
-    """An encoder and a decoder of two layers each; ids, a padding mask and the first words of the answer."""
+    """Return an encoder-decoder with two layers each, and ids, a padding mask and the answer's first words."""
     both = {
         **HALVES,
         "decoder_start_token_id": 2,

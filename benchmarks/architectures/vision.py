@@ -1,8 +1,7 @@
-"""Vision, detection, video, document and image-text architectures of transformers, small, weights from a seed.
+"""Small vision, detection, video, document and image-text architectures of transformers, with seeded weights.
 
-What is written here is only what makes them small: layers, widths, and image sizes of a few patches. Their forward
-passes are the library's own, with all that exporters make of them: position grids, anchors, masks, window shifts,
-deformable sampling, top-k queries.
+The configurations here only make them small: layers, widths, and image sizes of a few patches. Their forward passes are
+the library's own, with position grids, anchors, masks, window shifts, deformable sampling and top-k queries.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Inputs = Callable[[], dict[str, Tensor]]
 
 
 def image(size: int = 64, channels: int = 3, rows: int = 1) -> Inputs:
-    """Images as processors normalize them."""
+    """Return images, normalized as by processors."""
     return lambda: {"pixel_values": torch.randn(rows, channels, size, size)}
 
 
@@ -31,13 +30,13 @@ def video(frames: int, size: int) -> Inputs:
 
 
 def captioned(size: int = 64, tokens: int = 8, words: int = 200) -> Inputs:
-    """An image and two texts, the second shorter than the first."""
+    """Return an image and two texts, the second shorter than the first."""
 
     def make() -> dict[str, Tensor]:
         mask = torch.ones(2, tokens, dtype=torch.int64)
         mask[1, tokens - 3 :] = 0
         ids = torch.randint(3, words - 1, (2, tokens))
-        ids[:, -1] = words - 1  # some look for the end of the text at the largest id
+        ids[:, -1] = words - 1  # some models find the end of the text by the largest id
         return {"input_ids": ids, "pixel_values": torch.randn(1, 3, size, size), "attention_mask": mask}
 
     return make
@@ -45,9 +44,9 @@ def captioned(size: int = 64, tokens: int = 8, words: int = 200) -> Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A model class of transformers, its configuration, its inputs, and the outputs to keep.
+    """A model class of transformers, with its configuration, its inputs, and the outputs to keep.
 
-    `parts`: configurations inside of the configuration, each (class, settings). `fixed`: other arguments of forward.
+    `parts`: nested configurations, each (class, settings). `fixed`: other arguments of forward.
     """
 
     model: str
@@ -59,10 +58,10 @@ class Recipe:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, name: str) -> Built:
-        """The module, which gives the outputs as a tuple, and one batch of its inputs by name."""
+        """Return the module, with a tuple of outputs, and one batch of its inputs by name."""
         torch.manual_seed(seed_of(name))
         inputs = self.inputs()
-        parts = {name: getattr(transformers, kind)(**given) for name, (kind, given) in self.parts.items()}
+        parts = {name: getattr(transformers, kind)(**options) for name, (kind, options) in self.parts.items()}
         config = getattr(transformers, self.config)(**self.settings, **parts)
         model = livened(getattr(transformers, self.model)(config))
         _codebooks(model)
@@ -70,12 +69,12 @@ class Recipe:
 
 
 def architectures(recipes: Mapping[str, Recipe]) -> tuple[Architecture, ...]:
-    """The recipes in the form of the registry."""
+    """Return the recipes as architectures."""
     return tuple(Architecture(name, partial(recipe.build, name)) for name, recipe in recipes.items())
 
 
 def _codebooks(model: nn.Module) -> None:
-    """Codes to choose from: codecs start with books of zeros."""
+    """Fill the codebooks, since codecs start with zeros."""
     for name, book in model.named_buffers():
         if name.endswith(("codebook.embed", "codebook.embed_sum")):
             nn.init.normal_(book, 0, 0.5)
