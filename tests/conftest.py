@@ -1,4 +1,4 @@
-"""Settings of random tests, and skips for features missing from older packages (`support/needs.py`)."""
+"""Settings of random tests, and skips for features missing from older packages (`support/features.py`)."""
 
 from collections.abc import Generator
 from functools import wraps
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from amp_rewrite.runtime import kernels
 from support import stub
-from support.needs import LACKING, reason_for, reason_of
+from support.features import LACKING, reason_for, reason_of
 
 # The same examples on each machine, however slow it is.
 settings.register_profile(

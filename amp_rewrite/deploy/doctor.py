@@ -375,7 +375,7 @@ def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
     if denied := found.get(reasons.DENY):
         fact = f"{count(len(denied), 'op')} on the deny list in {low.spelling} ({shortened(list(denied))})"
         yield Check("deny list", ADVICE, fact, "a conversion of the float32 model keeps such ops in float32")
-    for finding in draft.expansions:
+    for finding in draft.changes:
         if finding.kind in ("saturated", "selected", "bias"):
             fact = f"{finding.subject}: a conversion changes it: {finding.message}"
             yield Check("constants", FINDING if finding.kind == "saturated" else ADVICE, fact, _MEND)

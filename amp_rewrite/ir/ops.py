@@ -18,7 +18,11 @@ ALL = range(1 << 16)
 
 
 class Way(Enum):
-    """How an op computes the numbers of its result from those of its inputs."""
+    """How an op computes the numbers of its result from those of its inputs.
+
+    PRODUCT ops count as heavy in placement. PRODUCT and SCALE ops stay float32 if the low type loses digits of their
+    constants.
+    """
 
     COPY = "moves or repeats them"
     PICK = "takes some of them, or interpolates between them"
@@ -94,7 +98,8 @@ PASSED: Mapping[Way, frozenset[Need]] = {
     **dict.fromkeys((Way.PRODUCT, Way.NORM), _ALWAYS),
     Way.FUNCTION: _ALWAYS | {Need.EXACT},
 }
-"""The needs that an op passes from its result to its inputs, by its way."""
+"""The needs that an op passes from its result to its inputs, by its way. A new member of Need is among `_EVERY` and
+`_SUMMED`; functions, products and norms pass it only if named here or in their rows."""
 
 
 @dataclass(frozen=True, slots=True)

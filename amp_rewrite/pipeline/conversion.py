@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 class Draft:
     """A model in standard form with its needs, and the patterns of its request resolved to ops.
 
-    `source`: the caller's model. `base`: the result if nothing is lowered. `view`: the model to paint; `expansions`:
+    `source`: the caller's model. `base`: the result if nothing is lowered. `view`: the model to paint; `changes`:
     findings about how it differs from `source`. `rescale`: quantizers get scales of the low type. `notes`: findings
     that also apply if nothing is lowered. `widened`: low values of the model have become float32. `shifts`: regions of
     overflowing values, and what became of them. `pins`: ops kept in float32 because of data; `evidence`: that data.
@@ -73,7 +73,7 @@ class Draft:
     keep: Mapping[OpId, str]
     lower: Mapping[OpId, str]
     io: Mapping[ValueId, DType]
-    expansions: tuple[Finding, ...] = ()
+    changes: tuple[Finding, ...] = ()
     rescale: bool = False
     notes: tuple[Finding, ...] = ()
     widened: bool = False
@@ -145,7 +145,7 @@ class Draft:
             keep=carry_over(self.keep, self.view, view, results),
             lower=carry_over(self.lower, self.view, view, results),
             io=io,
-            expansions=(*self.expansions, *findings),
+            changes=(*self.changes, *findings),
         )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
@@ -360,7 +360,7 @@ def finish(
         check_findings = check(view.model, view, plan, result)
         better = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # these also name the harm
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in better))
-        findings = (*draft.expansions, *needs, *draft.needs.findings, *check_findings, *findings)
+        findings = (*draft.changes, *needs, *draft.needs.findings, *check_findings, *findings)
     findings = (*findings, *mostly_float32(view, coloring, draft.request))
     return Converted(
         result,

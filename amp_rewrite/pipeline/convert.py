@@ -77,10 +77,10 @@ def convert(
     request = Request.of(progress=progress, **options)
     source = Model.load(model, folder=folder)
     if check and data is None and ranges is None:
-        from amp_rewrite.pipeline.smoke_check import checked as check_of  # late: only a check runs models
+        from amp_rewrite.pipeline.smoke_check import smoke_checked  # late: only a check runs models
 
         batch = {} if check is True else check
-        return check_of(partial(_converted, source), batch, request)
+        return smoke_checked(partial(_converted, source), batch, request)
     return _converted(source, request, data, ranges, headroom)[1]
 
 

@@ -53,7 +53,7 @@ Convert = Callable[[Request], tuple[Draft, Converted]]
 """A function that converts a model by a request; returns the draft, too."""
 
 
-def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
+def smoke_checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
     """Return the conversion with its evidence; if the batch shows it to be wrong, with ops kept in float32.
 
     `batch`: the data, or keywords of `Feed.randomly`.

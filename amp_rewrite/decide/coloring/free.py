@@ -159,9 +159,11 @@ class Free:
 
     # -- gain --------------------------------------------------------------------------------------
 
-    def gains(self, v: int) -> bool:
+    def earns(self, v: int) -> bool:
         """True for a vertex in TensorFlow's set upstream of a lowered product."""
-        return v in self.spread.low and (not self.problem.gains or self.problem.vertices[v].op in self.upstream)
+        return v in self.spread.low and (
+            not self.problem.only_before_products or self.problem.vertices[v].op in self.upstream
+        )
 
     @cached_property
     def _products(self) -> set[OpId]:
@@ -189,7 +191,7 @@ class Free:
     def before_products(self) -> frozenset[int]:
         """Copies, sums and products without a lowered product before them: low only if all their readers are."""
         p, before = self.problem, set[int]()
-        for v in range(len(p.vertices) if p.gains else 0):
+        for v in range(len(p.vertices) if p.only_before_products else 0):
             op = p.op(v)
             travels = p.colors[v] is Color.CLEAR or op.kind in kinds.PAIR_SUMS | {"Mul"}
             if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.lower:
@@ -207,7 +209,7 @@ class Free:
     def late(self) -> frozenset[int]:
         """Sums and products of values rounded after the last lowered product."""
         p, view, late = self.problem, self.problem.view, set[int]()
-        downstream = self._downstream - self.upstream if p.gains else ()
+        downstream = self._downstream - self.upstream if p.only_before_products else ()
         for v in p.of_kinds(kinds.SUMS | kinds.SCALINGS):
             op = p.op(v)
             if op.id not in downstream or not p.can(v) or v in self.spread.roots or len(self._varying(op)) < 2:

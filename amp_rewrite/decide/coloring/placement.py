@@ -73,7 +73,11 @@ def place(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int,
     """Return the paints of low and of float32 vertices in the cheapest labelling."""
     labelling = Labelling(problem, spread)
     low = labelling.solve()
-    idle = dict.fromkeys(_idle(problem, low), float32(reasons.NO_GAIN, None, _SHORT)) if problem.gains else {}
+    idle = (
+        dict.fromkeys(_idle(problem, low), float32(reasons.NO_GAIN, None, _SHORT))
+        if problem.only_before_products
+        else {}
+    )
     if idle:
         labelling = Labelling(problem, spread, idle)
         low = labelling.solve()
@@ -132,7 +136,7 @@ class Labelling(Free):
             return self.must[v]
         if v in self.before_products:
             return float32(reasons.NO_GAIN, None, "no product computes its input, and not all of its readers are low")
-        if self.gains(v):
+        if self.earns(v):
             return float32(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
         return float32(reasons.NO_GAIN, None, "no lowered product reads its result")
 
@@ -209,13 +213,14 @@ class Labelling(Free):
         low if all its inputs can be, and any other op is better in float32, so that an op that rounds is lowered only
         to save a Cast.
         """
-        if self.gains(v):
+        if self.earns(v):
             return 2 * _UNIT * sum(map(self._elements, self.results(v)))
         read = list(filter(self.varies, self.problem.op(v).operands))
         copies = read and exact(self.problem.op(v)) and all(self.maker_end(value) != HIGH for value in read)
         return 1 if copies else -1
 
     def _add(self, low: End, high: End, value: ValueId, share: float) -> None:
+        """Add an arc, which costs `share` of a Cast of the value if its first end is low and its second float32."""
         if low not in (high, HIGH) and high != LOW and (low, high) != (LOW, HIGH):
             self.arcs.append(Arc(low, high, value, share))
 
@@ -244,7 +249,7 @@ class Labelling(Free):
         if op is None or len(uses) != 1 or value in view.yielded:
             return False
         reader = view.ops[uses[0].op]
-        worth = reader.kind != "Softmax" or not self.problem.gains or reader.id in self.upstream
+        worth = reader.kind != "Softmax" or not self.problem.only_before_products or reader.id in self.upstream
         return worth and reader.kind in _PAIRS.get(op.kind, ())
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
@@ -276,7 +281,7 @@ class Labelling(Free):
         if not bound and (cluster.kind != "rms_normalization" or read <= {HIGH}):
             return
         others = self.reader_ends(entry, but=cluster.ops)
-        late = p.gains and cluster.ops[-1] not in self.upstream
+        late = p.only_before_products and cluster.ops[-1] not in self.upstream
         for node in self._members(cluster.tail) - {LOW}:
             if node != HIGH and not late:
                 self._add(LOW, node, entry, worth)

@@ -158,7 +158,7 @@ class Problem:
         return all(vertex.refusal is None and vertex.op not in self.pinned for vertex in sequence)
 
     @property
-    def gains(self) -> bool:
+    def only_before_products(self) -> bool:
         """True if a low type pays only upstream of lowered products; False if the level lowers more."""
         return self.request.safe and self.request.level not in ("lower-all", "unsafe-force-all")
 

@@ -150,7 +150,7 @@ class Backward:
         if need is Need.PATH:
             self._along_state(op, value, state, why)
             return
-        if need is Need.FACTOR and op.kind in _TURNS:
+        if need is Need.FACTOR and op.kind in _TURNS:  # a need of TINY may have become this one on the way
             self._ask(op.inputs[0], Need.TINY if why.rule == _REASONS[Need.TINY] else Need.DIGITS, why)
         product = row.way is Way.PRODUCT
         varying = [v for v in op.operands if not self.facts[v].constant]

@@ -48,7 +48,8 @@ class Asked(NamedTuple):
 class Readers:
     """Needs of ops for their inputs.
 
-    `shared`: values read by both sides of a difference, and numbers picked from them: their own rounding cancels.
+    `shared`: values read by both sides of a difference, and numbers picked from them: their own rounding cancels. `of`
+    adds to them.
     """
 
     facts: Facts
@@ -57,6 +58,7 @@ class Readers:
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op for its inputs, whatever reads its result."""
         facts = [self.facts[v] for v in op.inputs]
+        # Rounding keeps the sign of a value, but not that of a state to which small values are added.
         sign = op.kind in ("NonZero", "Sign") or any(f.constant and f.number == 0 for f in facts)
         sign &= not any(f.moved for f in facts)
         for slot, need in (*row.needs.items(), *((slot, Need.EXACT) for slot in row.shapes)):

@@ -13,12 +13,12 @@ from amp_rewrite.runtime.kernels import release_number
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Feature:
     """A feature tested only from `version` of `package` on, and the way to recognize its tests."""
 
     package: str
     version: str
-    feature: str
+    name: str
     pattern: str = ""
     tests: tuple[str, ...] = ()
 
@@ -30,7 +30,7 @@ class Need:
 
     @property
     def reason(self) -> str:
-        return f"needs {self.package} >= {self.version}: {self.feature}"
+        return f"needs {self.package} >= {self.version}: {self.name}"
 
 
 @functools.cache
@@ -39,8 +39,8 @@ def installed(package: str) -> str:
     return next((d.version for name in names for d in metadata.distributions(name=name)), "")
 
 
-NEEDS = (
-    Need(
+FEATURES = (
+    Feature(
         "onnx",
         "1.23",
         "models of all opsets up to 26",
@@ -50,7 +50,7 @@ NEEDS = (
         r"|has no type that can be inferred; check the case|No opset import for domain ''",
         ("test_no_operator_changes_a_bit_under_any_shift",),
     ),
-    Need(
+    Feature(
         "onnx",
         "1.23",
         "shapes behind Pad and TopK whose sizes are not stated as lists",
@@ -63,7 +63,7 @@ NEEDS = (
             "test_axes_become_an_attribute_at_an_older_opset",
         ),
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.31",
         "running models of all opsets up to 26, and arrays by DLPack",
@@ -71,7 +71,7 @@ NEEDS = (
         r"|Could not find an implementation for|Current official support for domain ai\.onnx is till opset",
         ("test_every_template_between_two_products", "test_tensors_of_other_libraries_are_bound_without_a_copy"),
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.27",
         "float32 LayerNormalization of values far from zero on the CPU",
@@ -81,20 +81,20 @@ NEEDS = (
             "lost_digits hit",
         ),
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.31",
         "bfloat16 inside function bodies on the CPU",
         r"bound to different types \(tensor\(bfloat16\) and tensor\(float\)",
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.31",
         "Attention with fewer key heads than query heads on the CPU",
         r"results differ by up to",
         ("test_standard_attention_becomes_the_runtimes_own",),
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.31",
         "all integer kernels between quantizers on the CPU",
@@ -105,14 +105,14 @@ NEEDS = (
             "test_a_bias_between_quantizers_of_float16",
         ),
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.31",
         "float16 weights that a caller may override, norms that return their sum",
         "",
         ("where_a_caller_may_override", "a fused norm that gives its sum"),
     ),
-    Need(
+    Feature(
         "onnxruntime",
         "1.31",
         "the newest kernel table as the default target",
@@ -124,7 +124,7 @@ NEEDS = (
         ),
     ),
 )
-LACKING = tuple(need for need in NEEDS if need.lacking)
+LACKING = tuple(feature for feature in FEATURES if feature.lacking)
 
 
 def reason_of(failure: BaseException) -> str | None:
@@ -132,10 +132,10 @@ def reason_of(failure: BaseException) -> str | None:
     if isinstance(failure, BaseExceptionGroup):  # the failures of several examples
         reasons = [reason_of(inner) for inner in failure.exceptions]
         return reasons[0] if all(reasons) else None
-    found = (need.reason for need in LACKING if need.pattern and re.search(need.pattern, str(failure)))
+    found = (feature.reason for feature in LACKING if feature.pattern and re.search(feature.pattern, str(failure)))
     return next(found, None)
 
 
 def reason_for(test: str) -> str | None:
     """Return why a test is skipped by its id; None if it runs."""
-    return next((need.reason for need in LACKING if any(part in test for part in need.tests)), None)
+    return next((feature.reason for feature in LACKING if any(part in test for part in feature.tests)), None)
