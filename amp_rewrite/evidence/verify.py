@@ -159,8 +159,8 @@ class Side:
     cache: dict[int, Mapping[str, Given]] | None = None
 
     @classmethod
-    def of(cls, source: object, name: str, device: Device, *, keeps: bool = False, valid: bool = False) -> Side:
-        """Open a model. `keeps`: cache its outputs; `valid`: skip the check before an emulation."""
+    def of(cls, source: object, name: str, device: Device, *, cached: bool = False, valid: bool = False) -> Side:
+        """Open a model. `cached`: cache its outputs; `valid`: skip the check before an emulation."""
         model = Model.load(source)
         low = " and ".join(low_types(model))
         provider, emulates = device.way(model)
@@ -176,7 +176,7 @@ class Side:
         runner = open_on(model, name, session_on(provider))
         how = f" {EMULATED}{' as on CUDA' if target_of(model) == Target.WEBGPU else ''}" if emulates else ""
         description = f"{low or 'float32'}{how} on {runner.provider}"
-        return cls(ModelRun(name, description), model, runner, tuple(notes), {} if keeps else None)
+        return cls(ModelRun(name, description), model, runner, tuple(notes), {} if cached else None)
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str]) -> Mapping[str, Given]:
         """Return the outputs of a run, with the batch cast to the model's input types; all outputs if cached."""

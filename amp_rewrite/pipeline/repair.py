@@ -368,7 +368,7 @@ class Search:
 
     @cached_property
     def reference(self) -> Side:
-        return Side.of(reference_of(self.draft), model_name(self.draft), self.device, keeps=True, valid=True)
+        return Side.of(reference_of(self.draft), model_name(self.draft), self.device, cached=True, valid=True)
 
     def _passes(self, pinned: frozenset[int]) -> bool:
         if pinned not in self.verdicts:

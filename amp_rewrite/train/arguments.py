@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 def checked_arguments(*, options: Any = None) -> Callable[[_T], _T]:
-    """Raise a TrainingError with a hint for a wrong call of a function, or of a class and its public methods.
+    """Decorate a function, or a class and its public methods, to raise a TrainingError with a hint for a wrong call.
 
     A call is wrong if its arguments do not match the signature, or if it fails and an argument does not have the
     declared type.

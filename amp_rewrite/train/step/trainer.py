@@ -105,8 +105,8 @@ class Trainer(AttributeHints, HoldsSession):
         outputs = (step.loss, *step.metrics, step.finite, step.applied)
         self._stepper = runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
         self.last_rate = 0.0
-        self._now = _Position()
-        self._take_from_owner()
+        self._position = _Position()
+        self._load_from_owner()
 
     @property
     def where(self) -> str:
@@ -120,22 +120,22 @@ class Trainer(AttributeHints, HoldsSession):
     @property
     def state(self) -> dict[str, Array]:
         """Copies of the state by input name, to feed with the next batch and a learning rate."""
-        return self._stepper.buffer.arrays(self._now.side)
+        return self._stepper.buffer.arrays(self._position.side)
 
     @property
     def steps(self) -> int:
         """Number of applied steps."""
-        return self._now.steps
+        return self._position.steps
 
     @property
     def skipped(self) -> int:
         """Number of skipped steps, including those before a loaded checkpoint."""
-        return self._now.skipped
+        return self._position.skipped
 
     @property
     def nonfinite(self) -> int:
         """Number of steps with nonfinite gradients, applied or not, including those before a loaded checkpoint."""
-        return self._now.nonfinite
+        return self._position.nonfinite
 
     @property
     def loss_scale(self) -> float | None:
@@ -152,7 +152,7 @@ class Trainer(AttributeHints, HoldsSession):
             batch: arrays by input name.
             before: True uses the state before the last step.
         """
-        step, side = self.step, self._now.side if not before else self._other_side
+        step, side = self.step, self._position.side if not before else self._other_side
         feeds = {**self._stepper.buffer.arrays(side), **batch, step.learning_rate: np.zeros((), np.float32)}
         shapes = {v.input: v.initial.shape for v in step.state}
         outputs = [declared(value, DType.FLOAT, shapes[name]) for name, value in step.gradients.items()]
@@ -167,11 +167,11 @@ class Trainer(AttributeHints, HoldsSession):
 
     @property
     def _other_side(self) -> Side:
-        return 1 if self._now.side == 0 else 0
+        return 1 if self._position.side == 0 else 0
 
     def _views(self) -> dict[str, Array]:
         """Return views of the state by input name, without copies if it is on the host; valid until the next step."""
-        buffer, side = self._stepper.buffer, self._now.side
+        buffer, side = self._stepper.buffer, self._position.side
         return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
     @checked_arguments(options=FitOptions)
@@ -213,11 +213,11 @@ class Trainer(AttributeHints, HoldsSession):
         epochs = whole_number("epochs", epochs, 0)
         first = whole_number("first_epoch", options.get("first_epoch", 0), 0)
         fitting = Fitting.of(self, data, batch_size, options)
-        self._take_from_owner()
+        self._load_from_owner()
         try:
             return fitting.run(range(first, first + epochs), learning_rate, progress)
         finally:
-            self._give_to_owner()
+            self._store_in_owner()
 
     def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
         """Run one step, or one micro-batch of a step, and return its results by output name.
@@ -231,33 +231,33 @@ class Trainer(AttributeHints, HoldsSession):
             TrainingError: a target is out of range, or the learning rate is not a finite number ≥ 0.
         """
         batches.check_batch(self._declared, self.step.target, batch, number)
-        now, owner = self._now, self.step.owner
+        position, owner = self._position, self.step.owner
         rule = self.step.optimizer if owner is None else owner.rule
         rate = rule.learning_rate if learning_rate is None else learning_rate
-        value = rate(now.steps) if callable(rate) else rate
+        value = rate(position.steps) if callable(rate) else rate
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one becomes infinity in float32
-            raise TrainingError(f"the learning rate of step {now.steps + 1} is {value!r}; use a finite number ≥ 0")
+            raise TrainingError(f"the learning rate of step {position.steps + 1} is {value!r}; use a finite number ≥ 0")
         self.last_rate = float(np.float32(value))
-        results = self._stepper.run(now.side, {**batch, self.step.learning_rate: np.array(value, np.float32)})
+        results = self._stepper.run(position.side, {**batch, self.step.learning_rate: np.array(value, np.float32)})
         applied = bool(results[self.step.applied])
-        micro_batch = (now.micro_batch + 1) % self.step.micro_batches
+        micro_batch = (position.micro_batch + 1) % self.step.micro_batches
         nonfinite = micro_batch == 0 and not results[self.step.finite]
-        self._now = _Position(
+        self._position = _Position(
             side=self._other_side,
-            steps=now.steps + applied,
+            steps=position.steps + applied,
             micro_batch=micro_batch,
-            skipped=now.skipped + (nonfinite and not applied),
-            nonfinite=now.nonfinite + nonfinite,
+            skipped=position.skipped + (nonfinite and not applied),
+            nonfinite=position.nonfinite + nonfinite,
         )
         return results
 
-    def _take_from_owner(self) -> None:
+    def _load_from_owner(self) -> None:
         """Load step count, slots and loss scale from the `StatefulOptimizer` of the step."""
         owner = self.step.owner
         if owner is None:
             return
-        saved = self._of_owner(owner.checkpoint())
+        saved = self._shared_with_owner(owner.checkpoint())
         shared = {v.input: (v, saved[v.name]) for v in self.step.state if v.name in saved}
         for variable, array in shared.values():
             if array.shape != variable.initial.shape:
@@ -266,20 +266,20 @@ class Trainer(AttributeHints, HoldsSession):
                     f" {list(variable.initial.shape)}; pass an optimizer that trained this model, or a new one"
                 )
         for part in fields(self.step.optimizer):
-            now, then = getattr(owner.rule, part.name), getattr(self.step.optimizer, part.name)
-            if now != then and part.name != "learning_rate":
+            current, constant = getattr(owner.rule, part.name), getattr(self.step.optimizer, part.name)
+            if current != constant and part.name != "learning_rate":
                 raise TrainingError(
-                    f"{part.name} of the optimizer is {now!r}, but the step was created with the constant {then!r};"
-                    " create the step again"
+                    f"{part.name} of the optimizer is {current!r}, but the step was created with the constant"
+                    f" {constant!r}; create the step again"
                 )
-        self._stepper.buffer.put(self._now.side, {name: array for name, (_, array) in shared.items()})
-        self._now = replace(self._now, steps=int(saved["step"]))
+        self._stepper.buffer.put(self._position.side, {name: array for name, (_, array) in shared.items()})
+        self._position = replace(self._position, steps=int(saved["step"]))
 
-    def _give_to_owner(self) -> None:
+    def _store_in_owner(self) -> None:
         if self.step.owner is not None:
-            self.step.owner.restore(self._of_owner(self.saved()))
+            self.step.owner.restore(self._shared_with_owner(self.saved()))
 
-    def _of_owner(self, saved: Mapping[str, Array]) -> dict[str, Array]:
+    def _shared_with_owner(self, saved: Mapping[str, Array]) -> dict[str, Array]:
         """Return the state shared by the step and its optimizer; a loss scale only if it is the optimizer's."""
         shared = vars(self.step.owner or self).get("loss_scale") is self.step.loss_scale
         return {name: a for name, a in saved.items() if shared or name not in ("loss_scale", "good_steps")}
@@ -316,7 +316,7 @@ class Trainer(AttributeHints, HoldsSession):
             batches.check_batch(self._declared, self.step.target, batch, number)
             feeds = {**batch, self.step.learning_rate: np.zeros((), np.float32)}
             inputs = {name: array for name, array in feeds.items() if name in runner.inputs}
-            sums.add(batch, runner.run(self._now.side, inputs))
+            sums.add(batch, runner.run(self._position.side, inputs))
         return sums.scores(self.step.metrics)
 
     @cached_property
@@ -349,20 +349,20 @@ class Trainer(AttributeHints, HoldsSession):
         missing = next((v.input for v in self.step.state if v.input not in state), None)
         if missing is not None:
             raise TrainingError(f"the state lacks {missing!r}; pass the `state` of a trainer of this step")
-        self._put({v.name: state[v.input] for v in self.step.state}, self._now)
+        self._put({v.name: state[v.input] for v in self.step.state}, self._position)
 
-    def _put(self, saved: Mapping[str, Array], now: _Position) -> None:
-        """Set the state by path in checkpoints, with the counts of `now`."""
+    def _put(self, saved: Mapping[str, Array], position: _Position) -> None:
+        """Set the state by path in checkpoints, with the counts of `position`."""
         other = self._other_side
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in self.step.state})
         steps, micro_batch = int(saved["step"]), int(saved.get("micro_batch", 0))
-        self._now = replace(now, side=other, steps=steps, micro_batch=micro_batch)
-        self._give_to_owner()
+        self._position = replace(position, side=other, steps=steps, micro_batch=micro_batch)
+        self._store_in_owner()
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of parameters and running statistics by name."""
         variables = [v for v in self.step.state if v.name.startswith(("parameter/", "buffer/"))]
-        return {v.input: np.array(self._stepper.buffer.view(self._now.side, v.input)) for v in variables}
+        return {v.input: np.array(self._stepper.buffer.view(self._position.side, v.input)) for v in variables}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Set parameters and running statistics; slots and counts do not change.
@@ -376,7 +376,7 @@ class Trainer(AttributeHints, HoldsSession):
                 problem = f"has shape {shape}, not {np.shape(array)}" if name in current else "is not trained"
                 raise TrainingError(f"weight {name!r} of the step {problem}; pass the result of get_weights()")
         arrays = {name: float_array(array, f"weight {name!r}") for name, array in weights.items()}
-        self._stepper.buffer.put(self._now.side, arrays)
+        self._stepper.buffer.put(self._position.side, arrays)
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the outputs of the model for all rows, in float32; index the result by name for other outputs.
