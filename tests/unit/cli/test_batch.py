@@ -1,4 +1,4 @@
-"""`amp-rewrite convert` for folders, globs and files: what it prints, refuses and leaves."""
+"""`amp-rewrite convert` for folders, globs and files: output, refusals and files."""
 
 import json
 import signal
@@ -93,7 +93,7 @@ def test_an_interrupted_batch_can_be_resumed() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),  # a shell may ignore it for the tests
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),  # a shell may ignore it in the tests
     )
     assert process.stdout is not None
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""The command line: exact output, where it goes, and exit codes."""
+"""The command line: exact output, its destination, and exit codes."""
 
 import json
 import os
@@ -37,7 +37,7 @@ TEXT = MODEL.replace("{WEIGHT}", "{" + ",".join(["0.5"] * 32) + "}").replace(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, and no settings in the environment."""
+    """Enter an empty folder, without settings in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("AMP_REWRITE_")]:
         monkeypatch.delenv(name)
@@ -134,7 +134,7 @@ def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings:
     assert Path(model).read_bytes() == before
 
     Path("amp.toml").write_text("overwrite = true\n")
-    assert run(model, "-o", "sub/link.onnx").exit_code == 0  # the link alone goes
+    assert run(model, "-o", "sub/link.onnx").exit_code == 0  # only the link is removed
     assert Path(model).read_bytes() == before
     assert run(model, "-o", model, "--overwrite").exit_code == 0
     assert Path(model).read_bytes() == Path("sub/link.onnx").read_bytes() != before
@@ -259,7 +259,7 @@ def test_an_option_a_setting_and_a_keyword_agree(model: str) -> None:
     assert json.loads(by_word)["model"]["safety"] == "none"
 
 
-# -- every word of it ---------------------------------------------------------------------------------------
+# -- exact output -------------------------------------------------------------------------------------------
 
 CONVERTED = """\
 net.onnx → float16
@@ -316,7 +316,7 @@ ANNOTATED = """\
 
 @pytest.fixture
 def own(model: str) -> list[str]:
-    """A model and lists of our own, so that no word of the output hangs on the shipped ones."""
+    """Write a model and lists, so that the output does not depend on the shipped ones."""
     Path("own.yaml").write_text("base: empty\nallow: [MatMul]\ngray: [Relu]\ndeny: [Exp]\n")
     return [model, "--lists", "own.yaml", "--no-check"]
 
@@ -334,7 +334,7 @@ def own(model: str) -> list[str]:
         (["diff", "a.json", "b.json", "-v"], (1, RAISED, "")),
         (["diff", "a.json", "b.json", "-v", "--fail-on", "lowered,added"], (0, RAISED, "")),
         (["diff", "a.json", "b.json", "--fail-on", "casts", "--format", "github"], (1, ANNOTATED, "")),
-        (["explain", "OWN", "a"], (0, EXPLAINED, "")),  # what act gives
+        (["explain", "OWN", "a"], (0, EXPLAINED, "")),  # the result of act
     ],
 )
 def test_a_command_prints_exactly_this(own: list[str], words: list[str], outcome: tuple[int, str, str]) -> None:

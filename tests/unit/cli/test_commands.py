@@ -1,4 +1,4 @@
-"""Commands one by one, beside `convert`: exact output, where it goes, and exit codes."""
+"""Commands other than `convert`: exact output, its destination, and exit codes."""
 
 import json
 import os
@@ -38,7 +38,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def folder(empty: Path) -> Path:
-    """The current folder, with models and batches for them, and no settings in the environment."""
+    """Enter a folder with models and batches, without settings in the environment."""
     for name, text in MODELS.items():
         onnx.save(onnx.parser.parse_model(text), name)
     np.savez("net.npz", x=np.float32([[1, 2, 3, 4, 5, 6, 7, 8], [-5, 0, 7, 8, 1, 1, 1, 1]]))
@@ -286,12 +286,12 @@ def test_labels_in_the_data_are_reported_once_on_stderr(words: str) -> None:
 
 
 def largest(file: str) -> float:
-    """The largest magnitude seen of the lookup's output."""
+    """Return the largest magnitude of the lookup's output."""
     return float(json.loads(Path(file).read_text("utf-8"))["values"]["y"]["absmax"])
 
 
 def test_random_integers_are_drawn_from_the_stated_range() -> None:
-    """64 of them: that one of two is not drawn happens once in 2⁶³ seeds, and the seed is fixed."""
+    """Of 64 draws, one of two values is missing for one in 2⁶³ seeds, and the seed is fixed."""
     assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,2", "-o", "two.json").exit_code == 0
     assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,3", "-o", "three.json").exit_code == 0
     assert (largest("two.json"), largest("three.json")) == (20, 300)

@@ -1,4 +1,4 @@
-"""Completion in the real shells: what is typed, the key Tab, and the line that comes of it."""
+"""Completion in real shells: a line is typed, and Tab completes it."""
 
 import os
 import pty
@@ -31,7 +31,7 @@ TYPED = {
     "--data bat": "--data batches.npz",
     "verify model.onnx su": "verify model.onnx sub",
 }
-"""What is typed after the program's name, and the line after Tab."""
+"""The text typed after the program's name, and the line after Tab."""
 
 
 FISH = """
@@ -40,7 +40,7 @@ for line in %s
     complete -C "amp-rewrite $line" | head -n 1
 end
 """
-"""Prints the best candidate for each line; fish offers other files behind those with the suffix."""
+"""Prints the best candidate for each line; fish lists other files after those with the suffix."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Shell:
         os.close(theirs)
 
     def told(self, keys: str, until: str) -> str:
-        """Type keys; return the first group of an expression, once the screen shows that."""
+        """Type keys, wait until the screen matches an expression, and return its first group."""
         os.write(self.ours, keys.encode())
         seen, end = "", time.monotonic() + 30
         while (match := re.search(until, seen)) is None:
@@ -69,7 +69,7 @@ class Shell:
         return match[1]
 
     def completed(self, typed: str) -> str:
-        """Return the line that Tab makes of the words typed after the program's name: it is printed, not run."""
+        """Return the completed line after typing text after the program's name; it is printed, not run."""
         return self.told(f"amp-rewrite {typed}\t\x01echo '<'\x20\x05 '>'\n", r"\n< amp-rewrite (.*) >\r").rstrip(" /")
 
 
@@ -112,7 +112,7 @@ def test_fish_completes_the_last_word(folder: Path) -> None:
 
 
 def asked(*words: str) -> list[str]:
-    """The candidates that a shell gets for the last word."""
+    """Return a shell's candidates for the last word."""
     environ = {
         **os.environ,
         "COMP_WORDS": shlex.join(["amp-rewrite", *words]),

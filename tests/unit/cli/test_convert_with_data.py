@@ -1,4 +1,4 @@
-"""Commands with data: ranges, guarding, repair, feedback; exact output, exit codes, what is written and what not."""
+"""Commands with data: ranges, guarding, repair, feedback; exact output, exit codes and written files."""
 
 import json
 import shlex
@@ -67,7 +67,7 @@ def test_a_settings_file_names_the_ranges_and_the_command_line_overrides_it(mode
     Path("amp.toml").write_text('ranges = "r.json"\nheadroom = 100\n')
     assert kinds_of(model) == {"calibrated", "mostly_float32", "overflow"}
     assert kinds_of(model, "--set", "headroom=2") == {"calibrated"}
-    assert kinds_of(model, "--data", "d.npz", "--set", "headroom=2") == {"calibrated"}  # not the ranges of the file
+    assert kinds_of(model, "--data", "d.npz", "--set", "headroom=2") == {"calibrated"}  # not the file's ranges
     Path("amp.toml").write_text('data = "large.npz"\n')
     assert kinds_of(model) == {"calibrated", "mostly_float32", "overflow"}
     assert kinds_of(model, "--ranges", "r.json") == {"calibrated"}

@@ -1,4 +1,4 @@
-"""Models of skl2onnx and tf2onnx through the commands that a user types first, by default options."""
+"""Models of skl2onnx and tf2onnx in the most common commands with default options."""
 
 import shutil
 import subprocess
@@ -16,13 +16,13 @@ MODELS = TESTS / "models"
 SKLEARN = sorted(path.stem for path in (MODELS / "sklearn").glob("*.onnx"))
 KERAS = sorted(path.stem for path in (MODELS / "tf2onnx").glob("*.onnx"))
 LOWERED = {name for name in SKLEARN if "mlp" in name} | set(KERAS)
-"""Models with products and convolutions; the others hold operators of ai.onnx.ml alone."""
+"""Models with products and convolutions; the others only have operators of ai.onnx.ml."""
 NEAR = ("--data", "batches.npz", "--tolerance", "1e-2")
 
 
 @pytest.fixture(params=["forest", "logistic_str", "mlp_plain", "scaled_mlp_str", "svr", "cnn_17", "lstm_12"])
 def name(request: pytest.FixtureRequest, folder: Path) -> str:
-    """The name of a model that lies in the current folder, with its batches."""
+    """Enter a folder with a model and its batches; return the model's name."""
     name = str(request.param)
     source = MODELS / ("sklearn" if name in SKLEARN else "tf2onnx")
     shutil.copy(source / f"{name}.onnx", "model.onnx")

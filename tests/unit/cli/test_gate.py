@@ -1,4 +1,4 @@
-"""`amp-rewrite gate`: models against those of a commit, by hand, in pre-commit, and in the scripts of CI."""
+"""`amp-rewrite gate`: models against those of a commit, on the command line, in pre-commit and in CI scripts."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a half model in a folder, committed."""
+    """Commit a half model in a folder of a repository."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "models" / "m.onnx", FLOAT16)
     git(tmp_path, "init", "--quiet")
@@ -135,7 +135,7 @@ def test_external_data_of_the_base_is_read_from_its_commit(repository: Path) -> 
 
 
 def accepted(repository: Path) -> str:
-    """Raise the model, accept that, and return the text of the acceptance."""
+    """Raise the model, accept the change, and return the text of the acceptance."""
     write(repository / "models" / "m.onnx", FLOAT32)
     assert gate("models/m.onnx").exit_code == 1
     done = gate("models/m.onnx", "--accept")

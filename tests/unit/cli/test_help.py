@@ -1,6 +1,6 @@
-"""Help: short enough to read, with examples that work, every option in it, and the same as before; rules by `explain`.
+"""Help: short, complete, unchanged, with working examples; rules in `explain`.
 
-`make golden` runs this file as a program, which writes the help of every command as it is.
+`make golden` runs this file as a program, which writes the current help of every command.
 """
 
 import os
@@ -36,7 +36,7 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_help() -> str:
-    """The help of every command, below the release of click that lays it out."""
+    """Return the help of every command, after the release of click that formats it."""
     shown = (run(*name.split(), "--help").stdout for name in ("", *ALL))
     return "\n".join((f"click {metadata.version('click')}\n", *shown))
 
@@ -76,7 +76,7 @@ def test_every_help_has_an_example_that_parses(name: str) -> None:
 
 
 REPEATED = {"--shape", "--lists", "--keep", "--lower", "--io", "--fail-on"}
-"""Options that may be given again without saying so: one each for inputs, ops or files."""
+"""Options that may be repeated although their help does not say so: one each for inputs, ops or files."""
 
 
 def test_options_may_be_repeated_where_help_says_so_and_modules_define_commands() -> None:

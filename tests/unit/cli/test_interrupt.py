@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: exit code 130, without a word of Python, a half file or a process; and a broken onnxruntime."""
+"""Ctrl-C and SIGTERM: exit code 130 without a traceback, partial files or processes; and a broken onnxruntime."""
 
 import os
 import random
@@ -27,13 +27,13 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
 
 def heard() -> None:
-    """Hear the signals, which a shell may have ignored for the tests."""
+    """Restore the signals, which a shell may have ignored for the tests."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
 def group(leader: int) -> Iterator[str]:
-    """Yield the processes of a group that run, by name; those that ended may wait for somebody to notice."""
+    """Yield the names of a group's running processes; ended ones may still be zombies."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = stat.read_text().rpartition(")")
@@ -47,7 +47,7 @@ def group(leader: int) -> Iterator[str]:
 @posix
 @pytest.mark.parametrize("number", SIGNALS)
 def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    """At moments by chance: while modules load or processes start, and while models are written."""
+    """At random moments: while modules load or processes start, and while models are written."""
     for i in range(400):
         net(tmp_path / "src" / f"{i}.onnx", seed=i)
     chance = random.Random(int(number))
@@ -66,13 +66,13 @@ def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Pat
         if turn:
             process.stdout.readline()  # one is written
         time.sleep(0.05 + chance.random())
-        (os.killpg if turn == 1 else os.kill)(process.pid, number)  # to all, as a terminal does
+        (os.killpg if turn == 1 else os.kill)(process.pid, number)  # to all processes, like a terminal
         _, said = process.communicate(timeout=60)
         assert process.returncode == 130, said
         assert "Traceback" not in said and "Exception" not in said
         end = time.monotonic() + 10
         while (left := list(group(process.pid))) and time.monotonic() < end:
-            time.sleep(0.01)  # multiprocessing's tracker of resources ends once its pipe is closed
+            time.sleep(0.01)  # multiprocessing's resource tracker ends once its pipe is closed
         assert not left
         written = [path for path in out.rglob("*") if path.is_file()]
         assert {path.suffix for path in written} <= {".onnx"}
@@ -99,7 +99,7 @@ main()
 @posix
 @pytest.mark.parametrize("number", SIGNALS)
 def test_an_interrupt_during_an_import_waits_for_its_end(number: signal.Signals, tmp_path: Path) -> None:
-    """Compiled modules crash of an exception in the middle of their import, and locks of imports swallow it."""
+    """Compiled modules crash on an exception during their import, and import locks swallow it."""
     (tmp_path / "interrupting.py").write_text(f"import os\nos.kill(os.getpid(), {number:d})\nprint('loaded')\n")
     command = [sys.executable, "-c", IMPORTING, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heard, check=False)
@@ -152,7 +152,7 @@ HIDING = """
 @posix
 @pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')", HIDING])
 def test_every_interrupt_of_a_command_is_exit_code_130(line: str, tmp_path: Path) -> None:
-    """Python itself would end by SIGINT after an interrupt in an exec, as in the middle of a dataclass."""
+    """Python itself would exit by SIGINT after an interrupt in an exec, for example of a dataclass."""
     (tmp_path / "interrupting.py").write_text("")
     command = [sys.executable, "-c", IMPORTING.replace("import interrupting", line), tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heard, check=False)

@@ -1,4 +1,4 @@
-"""Mistakes on the command line: each is answered in one line with the way out, and leaves all files as they are."""
+"""Mistakes on the command line: each is answered in one line with a remedy and changes no file."""
 
 from pathlib import Path
 
@@ -36,13 +36,13 @@ LOOKUP = "--random --set int-range=ids=9,3"
 SUMS = "sum.onnx sum.onnx --random --tolerance 0"
 
 MISTAKES = {
-    # the first word
+    # the first argument
     "net.onx": "no such file: net.onx; see 'amp-rewrite --help'",
     "./nett.onnx": "no such file: ./nett.onnx; see 'amp-rewrite --help'",
     "no/such/folder.onnx": "no such file: no/such/folder.onnx; see 'amp-rewrite --help'",
     "converrt": "no command or file 'converrt'; did you mean 'convert'? See 'amp-rewrite --help'",
     "zzzzzz": "no command or file 'zzzzzz'; name a model or a command; see 'amp-rewrite --help'",
-    # words that a command lacks or does not know
+    # missing and unknown arguments
     "diff net.onnx": "Missing argument 'B', as in `amp-rewrite diff model.onnx model.float16.onnx`",
     "report": "Missing argument 'MODEL', as in `amp-rewrite report model.onnx --expect 'compute >= 95%'`",
     "emulate": "Missing argument 'MODEL', as in `amp-rewrite emulate model.float16.onnx`",
@@ -118,7 +118,7 @@ MISTAKES = {
     ),
     "net.onnx --data d.npz --set rtol=-1": "--set rtol=-1.0: use a finite number, 0 or more",
     "net.onnx --data d.npz --set rtol=1 --set budget=0": "a budget of 0 trials finds nothing; use 1 or more",
-    # options that contradict or lack each other
+    # conflicting options and missing ones
     "net.onnx --set rtol=0.1": f"--set rtol {NEEDS}",
     "net.onnx --metric cosine=0.9": f"--metric {NEEDS}",
     "net.onnx --set budget=3 --data d.npz": f"--set budget {NEEDS}",
@@ -146,7 +146,7 @@ MISTAKES = {
         " batches, or --steps 100 to run it 100 times"
     ),
     f"verify {SUMS} --feedback hn=x1 --steps 2": "--feedback hn=x1: the model has no input 'x1'; did you mean 'x'?",
-    # what is read
+    # inputs
     "report none.onnx": "cannot read none.onnx: No such file or directory",
     "calibrate none.onnx --data d.npz": "cannot read none.onnx: No such file or directory",
     "emulate none.onnx": "cannot read none.onnx: No such file or directory",
@@ -170,7 +170,7 @@ MISTAKES = {
     "report -": DASH,
     "convert ''": "the file name is empty; name a file; see HELP",
     "net.onnx ''": "the file name is empty; name a file; see HELP",
-    # what is written
+    # outputs
     "net.onnx -o ''": "the file name is empty; name a file; see HELP",
     "net.onnx -o -": DASH,
     "emulate net.onnx -o -": DASH,
@@ -209,12 +209,12 @@ MISTAKES = {
     "src src/gone.onnx -o out": "cannot read src/gone.onnx: No such file or directory",
     "nothing/*.onnx -o out": "no file matches 'nothing/*.onnx'…",
 }
-"""What is typed, and what stderr says behind `error: `; … stands for more words, HELP for the command that helps."""
+"""Command lines with their stderr after `error: `; … stands for more text, HELP for the help command."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of models, batches for them, a page and a repository."""
+    """Write models, batches, a page and a repository."""
     made = tmp_path_factory.mktemp("mistakes")
     for name, text in MODELS.items():
         onnx.save(onnx.parser.parse_model(text), made / name)

@@ -1,4 +1,4 @@
-"""The line `next:`: it names what is missing, in the numbers of the type, and runs as it is printed."""
+"""The line `next:`: it names the missing step, with the type's tolerance, and runs as printed."""
 
 import json
 import re
@@ -37,7 +37,7 @@ EXPORTED = {
     "tf2onnx/lstm_17": "--shape=x=1,7",
     "needy": "",
 }
-"""Models with batches, and random data for them."""
+"""Write models with batches and with random data."""
 HANDWRITTEN = ("half_island", "if_in_loop", "local_function", "qdq19", "tied_weights")
 MEANT = [
     "model.onnx -o low.onnx",
@@ -50,16 +50,16 @@ MEANT = [
     "model.onnx --dry-run --report report.json",
     "model.onnx --config other.toml --dry-run",
 ]
-"""Commands by what they check: nothing, random data, ranges, real data; with outputs of all kinds."""
+"""Commands without checks, with random data, ranges or real data, and with outputs of all kinds."""
 
 
 def line(text: str) -> str:
-    """The words behind `next:` in a text; "" without one."""
+    """Return the text after `next:`, or "" if there is none."""
     return next((line.removeprefix("next: ") for line in text.splitlines() if line.startswith("next: ")), "")
 
 
 def typed(command: str) -> tuple[int, str]:
-    """Exit code and `next:` of a command that is typed as it is printed."""
+    """Run a printed command; return its exit code and `next:`."""
     program, *words = shlex.split(command)
     assert program == "amp-rewrite"
     done = run(*words)
@@ -69,14 +69,14 @@ def typed(command: str) -> tuple[int, str]:
 
 
 def walked(command: str) -> Iterator[str]:
-    """Yield the command and each that is printed as next, typed one after the other."""
+    """Yield a command and those suggested after it, running each."""
     while command:
         yield command
         command = typed(command)[1]
 
 
 def walk(command: str) -> list[str]:
-    """The command and those that are printed as next. None repeats one before it or proposes what was tried."""
+    """Return a command and those suggested after it; no suggestion may repeat an earlier one."""
     steps = list(walked(f"amp-rewrite {command}"))
     assert len(steps) == len(set(steps)) <= 2, steps
     for step in steps[1:]:
@@ -153,7 +153,7 @@ def test_in_python_the_next_step_is_a_call_if_there_is_no_file() -> None:
     assert next_command(report_in(Model.load(source))) == ""
 
 
-# -- how far to trust a conversion --------------------------------------------------------------------
+# -- evidence -----------------------------------------------------------------------------------------
 
 ONNX = ("--target", "onnx")
 
@@ -166,7 +166,7 @@ def model(folder: Path) -> str:
 
 
 def closing(*words: str) -> list[str]:
-    """The last part of the output of a conversion, which succeeds."""
+    """Return the end of a successful conversion's output."""
     done = run(*words, *ONNX)
     assert done.exit_code == 0, done.stderr
     return done.stdout.rstrip("\n").rpartition("\n\n")[2].split("\n")
@@ -215,7 +215,7 @@ def test_the_report_holds_the_evidence_and_reads_it_back(model: str) -> None:
     assert Report.from_json(report.to_json(), "r.json") == report
     plain = convert(model, target="onnx").report
     assert plain.evidence == Evidence()
-    assert "evidence" not in json.loads(plain.to_json())  # left out, as every default: old reports load
+    assert "evidence" not in json.loads(plain.to_json())  # defaults may be missing, so that old reports load
 
 
 # -- smoke tests --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where commands read and write models: a second file, folders that do not exist yet, no pipes."""
+"""Standard streams and output folders of commands."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_closed_standard_streams_are_opened_on_the_null_device(
     closed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a table of the numbers that are free: what is opened gets the least one."""
+    """Check descriptors, because an opened file gets the smallest free number."""
     free, opened = list(closed), {}
 
     def fstat(number: int) -> None:
@@ -47,7 +47,7 @@ def test_closed_standard_streams_are_opened_on_the_null_device(
         for number in names.keys() & closed:
             with getattr(sys, names[number]) as stream:
                 assert stream.fileno() == number
-    os.fstat(1), os.fstat(2)  # the numbers stay open, as those of the process
+    os.fstat(1), os.fstat(2)  # the descriptors stay open in the process
     flags = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
     assert opened == {number: (os.devnull, flags[number]) for number in closed}
 

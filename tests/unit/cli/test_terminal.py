@@ -28,7 +28,7 @@ STYLED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m")
 
 
 def drawn_on_a_terminal(width: int, *words: str, **environ: str) -> str:
-    """What a command prints on a terminal of so many columns."""
+    """Return a command's output on a terminal with this many columns."""
     import fcntl
     import termios
 
@@ -39,7 +39,7 @@ def drawn_on_a_terminal(width: int, *words: str, **environ: str) -> str:
     running = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**plain, "TERM": "xterm", **environ})
     os.close(theirs)
     text = b""
-    with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
+    with contextlib.suppress(OSError):  # a closed pseudo-terminal on Linux
         while chunk := os.read(ours, 65536):
             text += chunk
     os.close(ours)
@@ -48,14 +48,14 @@ def drawn_on_a_terminal(width: int, *words: str, **environ: str) -> str:
 
 
 def on_a_terminal(width: int, *words: str, **environ: str) -> str:
-    """What a command prints there, without the progress bars before it."""
+    """Return a command's output on a terminal without progress bars."""
     shown = drawn_on_a_terminal(width, *words, **environ).rpartition("\x1b[?25h")[2]
     return re.sub(r"\A(\x1b\[\d[AK])+", "", shown)
 
 
 @cache
 def piped() -> str:
-    """What a conversion prints into a pipe."""
+    """Return a conversion's output into a pipe."""
     done = shell(BERT, "--dry-run")
     return done.stdout + done.stderr
 
@@ -75,7 +75,7 @@ def test_a_report_fits_the_terminal_without_breaking_a_word(width: int) -> None:
     known = set(piped().split())
     broken = {word for line in lines if not line.startswith("next: ") for word in line.split()} - known
     assert {word for word in broken if "…" not in word} == set()
-    assert any(line.startswith(f"next: amp-rewrite {BERT} --dry-run --data") for line in lines)  # whole, to be copied
+    assert any(line.startswith(f"next: amp-rewrite {BERT} --dry-run --data") for line in lines)  # unbroken, for copying
 
 
 def test_a_narrow_table_wraps_between_words_and_cuts_longer_ones() -> None:
@@ -209,7 +209,7 @@ def test_a_long_stage_repeats_its_line_with_the_elapsed_time(capsys: pytest.Capt
     lines.tell("m.onnx: check", 0, 1)  # at 0
     for _ in range(4):
         lines.beat()  # at 1, 2, 3 and 4
-    lines.tell("m.onnx: check", 1, 1)  # said already
+    lines.tell("m.onnx: check", 1, 1)  # unchanged
     lines.tell("m.onnx: write", 0, 1)  # at 5
     lines.tell("m.onnx: write", 1, 1)
     lines.beat()

@@ -1,4 +1,4 @@
-"""Functions of two other converters and the command line of ModelOpt AutoCast: arguments, and what each does here."""
+"""Replacements for two other converters and for the command line of ModelOpt AutoCast."""
 
 import argparse
 import inspect
@@ -44,7 +44,7 @@ RUNTIME_1_32 = {  # onnxruntime.transformers.float16 of onnxruntime 1.32.0
     ),
 }
 OURS_FOR = {"min_positive_val", "max_finite_val", "check_fp16_ready"}
-"""Parameters whose default here is None: given, they say something; left out, they do not."""
+"""Parameters with the default None here, so that only explicit values warn."""
 
 
 def model(**named: str) -> onnx.ModelProto:
@@ -66,7 +66,7 @@ def io_types(proto: onnx.ModelProto) -> list[int]:
 
 
 def weight_types(proto: onnx.ModelProto) -> dict[str, int]:
-    """The type of the matrix that each MatMul reads."""
+    """Return the type of each MatMul's matrix."""
     held = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     return {node.name: held[node.input[1]] for node in proto.graph.node if node.op_type == "MatMul"}
 
@@ -140,7 +140,7 @@ def test_a_file_is_converted_from_its_path(tmp_path: Path) -> None:
             convert_float_to_float16_model_path(tmp_path / "m.onnx", **{name: value})
 
 
-# -- as few ops in float32 as the outputs need ----------------------------------------------------------------
+# -- the search for the fewest ops in float32 -----------------------------------------------------------------
 
 BATCH = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
 
@@ -172,7 +172,7 @@ def test_validate_fn_sees_the_outputs_of_both_models_and_the_tolerance_counts_to
     half = auto_convert_mixed_precision(model(), BATCH, validate, rtol=0, atol=1e-6, keep_io_types=True)
     assert weight_types(half)["second"] == FULL
     assert all(len(expected) == len(tried) == 1 for expected, tried in seen)
-    np.testing.assert_array_equal(seen[0][0][0], seen[0][1][0])  # the float32 model is judged first
+    np.testing.assert_array_equal(seen[0][0][0], seen[0][1][0])  # the float32 model is compared first
     assert any(np.any(expected[0] != tried[0]) for expected, tried in seen)
 
 
@@ -231,7 +231,7 @@ def test_the_default_bound_is_that_of_the_other_converter(monkeypatch: pytest.Mo
 
 # -- `python -m amp_rewrite.compat.autocast` --------------------------------------------------------------
 
-# The options that `python -m modelopt.onnx.autocast --help` of nvidia-modelopt 0.47.0 prints.
+# The options in `python -m modelopt.onnx.autocast --help` of nvidia-modelopt 0.47.0.
 OPTIONS_0_47 = (
     "--help -h --onnx_path --output_path --low_precision_type -t --calibration_data -d --nodes_to_exclude -ne "
     "--op_types_to_exclude -ope --nodes_to_include -ni --op_types_to_include -opi --data_max --init_max "

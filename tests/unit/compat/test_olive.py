@@ -1,6 +1,6 @@
-"""The pass of Olive, on stand-ins for the classes of Olive that it touches: parameters, their checks, what it writes.
+"""Olive's pass on stubs of Olive's classes: parameters, checks and output.
 
-tests/suites/integrations/test_olive.py runs workflows of the real Olive, where that is installed.
+tests/suites/integrations/test_olive.py runs workflows of the real Olive if it is installed.
 """
 
 import logging
@@ -47,7 +47,7 @@ class Handler:
 
 
 class Config:
-    """The parameters that a workflow gives; Olive fills in the others."""
+    """The parameters from a workflow; Olive fills in the others."""
 
     def __init__(self, **given: Any) -> None:
         self.given = given
@@ -77,7 +77,7 @@ STAND_INS = {
 
 @pytest.fixture
 def olive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module of the pass."""
+    """Import the pass's module."""
     for name, contents in STAND_INS.items():
         module = ModuleType(name)
         vars(module).update(contents)
@@ -143,7 +143,7 @@ def test_the_pass_writes_the_model_of_convert_and_names_its_file(
     assert handler == Handler(str(tmp_path / CNN.name))
     assert onnx.load(handler.model_path) == expected.model
     assert f"AmpRewrite: {expected.report.brief}" in caplog.text
-    assert run(olive, CNN, tmp_path) == handler  # again, over the file
+    assert run(olive, CNN, tmp_path) == handler  # again, replacing the file
     assert onnx.load(handler.model_path) == amp_rewrite.convert(CNN).model
 
 
@@ -156,7 +156,7 @@ def test_external_weights_return_the_folder_and_the_name(olive: Any, tmp_path: P
 
 @pytest.fixture
 def overflowing(tmp_path: Path) -> tuple[Path, Path]:
-    """A model whose product overflows float16 on its data, and a file of data."""
+    """Write a model with a product that overflows float16 on its data, and the data."""
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[2,64] x) => (float[2,64] y) <float s = {0.0001}>'

@@ -1,4 +1,4 @@
-"""Conversion as a pass of onnx_ir, and of programs in place: lazy weights, metadata, passes around it."""
+"""Conversion as an onnx_ir pass and in place: lazy weights, metadata, other passes."""
 
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ def values(*shape: int) -> np.ndarray:
 
 
 def lazy_model(reads: list[str]) -> object:
-    """A product by a lazy weight, then a Softmax. `reads`: names of weights, as they are read."""
+    """Build a product with a lazy weight, then a Softmax. `reads` collects the names of weights read."""
     made = ir.from_proto(onnx.parser.parse_model(TEXT))
     held = values(96, 96)
 
@@ -86,7 +86,7 @@ def test_metadata_and_unchanged_weights_are_the_source_models_objects() -> None:
 def test_tensors_everywhere_and_those_of_callers_are_returned() -> None:
     proto = with_weights_everywhere()
     for tensor in wire.tensors(proto):
-        del tensor.metadata_props[:]  # of a TensorProto onnx_ir writes them twice
+        del tensor.metadata_props[:]  # onnx_ir writes those of a TensorProto twice
     source = ir.from_proto(proto)
     assert ir.to_proto(to_ir(Model.load(source))) == ir.to_proto(source)
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "f": 1]>
@@ -109,7 +109,7 @@ def test_an_unknown_value_fails_in_the_constructor_and_other_models_are_refused(
 
 
 @pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")  # those of the exporter
+@pytest.mark.filterwarnings("ignore")  # from the exporter
 def test_a_program_of_torch_is_converted_in_place(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)

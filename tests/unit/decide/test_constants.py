@@ -1,4 +1,4 @@
-"""Constants and quantizers: ops that stay float32 because of them, and constants that saturate instead."""
+"""Constants and quantizers: ops kept in float32 by them, and constants that saturate instead."""
 
 import re
 from typing import Any
@@ -69,18 +69,18 @@ NUMBERS: dict[str, Any] = {
         ("y=Mul(x,c)", 70000.0, "y", ""),
         ("y=Mul(x,c)", -1e9, "y", ""),
         ("y=Mul(x,c)", np.inf, "", ""),
-        ("y=Mul(x,c)", 1e-9, "y", ""),  # it vanishes
+        ("y=Mul(x,c)", 1e-9, "y", ""),  # it becomes zero
         ("y=Mul(x,c)", 1e-5, "", ""),
         ("y=Div(x,c)", 1e-9, "y", ""),
         ("y=Div(x,c)", 1e-5, "y", ""),  # a subnormal divisor
         ("y=Div(x,c)", 2.0**-13, "", ""),
-        # Large numbers that are added to a product.
+        # Large numbers added to a product.
         (LEVEL, np.full(8, 48.0), "", "h y"),
         (LEVEL, np.full(8, 4800.0), "h y", "h y"),
         (LEVEL, np.linspace(300.0, 4800.0, 8), "h y", "h y"),
         (LEVEL, np.linspace(-4800.0, -300.0, 8), "h y", "h y"),
         (LEVEL, np.array([0.0, -9999.0] * 4), "", ""),
-        # The least of two numbers is no larger than the one that is known.
+        # The minimum of two numbers is at most the known one.
         ("s=Sigmoid(column);m=Min(s,c);y=Mul(m,c)", 300.0, "", ""),
         # Numbers of a label encoder.
         (ENCODED.replace("LEAST", "-65504.0") + ";y=MatMul(u,w)", None, "", ""),
@@ -205,7 +205,7 @@ HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 
 
 def model(text: str, results: str = "int8[8,8] y") -> onnx.ModelProto:
-    """A model of this text; `i` are codes, `x` is float32, `w` and `c` are weights, `s` and `z` quantize."""
+    """Parse a model; `i` are codes, `x` is float32, `w` and `c` are weights, `s` and `z` quantize."""
     proto = onnx.parser.parse_model(
         f"{HEAD} g ({INPUTS}) => ({results}) <float s = {{0.1}}, int8 z = {{0}}> {{ {text} }}"
     )
@@ -227,11 +227,11 @@ SIGMOID = "r = Sigmoid (a)  y = QuantizeLinear (r, s, z)"
 @pytest.mark.parametrize(
     ("text", "results", "expected"),
     [
-        (BETWEEN, "int8[8,8] y", "tprf"),  # with the copies around it
+        (BETWEEN, "int8[8,8] y", "tprf"),  # with adjacent copies
         ("y = Gemm (a, b, w)", "float[8,8] y", "y"),  # a product ends a region
         ("y = MatMul (a, b)", "float[8,8] y", "y"),
         (SIGMOID, "int8[8,8] y", "r"),
-        # Floats among the operands or readers take an op out.
+        # Ops with float operands or readers are excluded.
         ("r = MatMul (a, w)  y = QuantizeLinear (r, s, z)", "int8[8,8] y", ""),
         ("r = Add (a, x)  y = QuantizeLinear (r, s, z)", "int8[8,8] y", ""),
         ("r = MatMul (x, b)  y = QuantizeLinear (r, s, z)", "int8[8,8] y", ""),
@@ -294,7 +294,7 @@ def quantized_view(text: str, inputs: str, constants: str, result: str) -> View:
 
 
 def kept(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
-    """True if what is decoded from a type by a constant scale stays float32."""
+    """Whether a value dequantized with a constant scale stays float32."""
     constants = f"{kind} z = {{{zero}}}, float s = {{{scale}}}"
     return bool(pinned(quantized_view("y = DequantizeLinear (x, s, z)", f"{kind}[N] x", constants, "float[N]"), to))
 

@@ -1,6 +1,6 @@
-"""Decisions about each operator of ONNX in contexts that safety rules look for, against what they were.
+"""Decisions about each operator of ONNX in the contexts of safety rules, compared with stored ones.
 
-`make golden` runs this file as a program, which writes them as they are.
+`make golden` runs this file as a program, which writes the current ones.
 """
 
 import json
@@ -43,9 +43,9 @@ CONTEXTS: Mapping[str, tuple[str, str]] = {
     "scaled up": ("x = Mul (f, k)", "z = Div (y, tiny)"),
     "ranked": ("x = Tanh (f)", "z = ArgMax (y)"),
 }
-"""What computes the first input x of an operator from f, and what reads its first output y, if that is a float.
+"""Ops that compute the first input x of an operator from f, and readers of its first output y, if that is a float.
 
-Again stands for the operator once more.
+Again stands for the operator itself.
 """
 SIZES = {"with tiny constants": 2.0**-30, "with large constants": 2.0**20}
 USUAL = ("unpainted", "unlisted")
@@ -58,7 +58,7 @@ def nodes(text: str) -> tuple[NodeProto, ...]:
 
 
 def smallest() -> dict[str, Case]:
-    """The case of each operator with the fewest numbers, of those whose first input is a float."""
+    """Return each operator's smallest case with a float as first input."""
     found: dict[str, tuple[int, Case]] = {}
     for case in cases():
         size = sum(np.size(array) for array in case.feeds.values() if isinstance(array, np.ndarray))
@@ -69,7 +69,7 @@ def smallest() -> dict[str, Case]:
 
 
 def models(case: Case) -> Iterator[tuple[str, ModelProto]]:
-    """The operator in each context, its other inputs constants."""
+    """Yield the operator in each context, with its other inputs as constants."""
     for context, (before, behind) in CONTEXTS.items():
         yield context, placed(case, nodes(before), nodes(behind))
     for size, factor in SIZES.items():
@@ -105,7 +105,7 @@ def placed(case: Case, before: Sequence[NodeProto], behind: Sequence[NodeProto],
 
 
 def decided(model: ModelProto) -> str:
-    """By result of an op: the rule that gives it its type, if that is unusual."""
+    """Map results of ops to the rules of their types, except usual ones."""
     try:
         view = View.of(Model.load(model))
         refuse_unknown(view, Target.ONNX)

@@ -1,4 +1,4 @@
-"""Needs: differences, long sums, whole numbers and sizes, deny entries that no reader needs, and steps of a walk."""
+"""Needs: differences, long sums, integers and sizes, unneeded deny entries, and the cost of propagation."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def test_weights_with_infinities_of_both_signs_are_read_without_a_warning() -> N
 
 
 def behind_copies(count: int) -> list[str]:
-    """Return a layer, copies, and Acos, which needs digits of them all."""
+    """Return a layer, copies, and Acos, which needs the digits of all of them."""
     return ["c0=MatMul(x,w)", *(f"c{i + 1}=Identity(c{i})" for i in range(count)), f"y=Acos(c{count})"]
 
 
@@ -168,7 +168,7 @@ def holds(text: str, to: DType = DType.BFLOAT16) -> set[str]:
 DIFFERENCES = {
     "q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(e,s)": "q e m s v",
     "q=Pow(x,two);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Pow(m,two);n=Neg(s);v=Add(n,e)": "q e m s n v",
-    # sums, and what makes means of them
+    # sums and means
     "t=ReduceSumSquare[axes=-1](x);e=Mul(eighth,t);r=ReduceSum(x,last);m=Div(r,eight);s=Mul(m,m);v=Sub(e,s)": (
         "t e r m s v"
     ),
@@ -183,15 +183,15 @@ PRODUCTS = {
 }
 NEITHER = (
     "q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](z);s=Mul(m,m);v=Sub(e,s)",  # of another value
-    "q=Mul(x,z);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # of one factor alone
-    "e=ReduceMean[axes=-1](x);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # of no product
-    "q=Mul(x,x);e=ReduceMax[axes=-1](q);m=ReduceMax[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # of no means
+    "q=Mul(x,z);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # of only one factor
+    "e=ReduceMean[axes=-1](x);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # not of products
+    "q=Mul(x,x);e=ReduceMax[axes=-1](q);m=ReduceMax[axes=-1](x);s=Mul(m,m);v=Sub(e,s)",  # not of means
     "q=Mul(x,x);e=ReduceMean[axes=-1](q);m=ReduceMean[axes=-1](x);s=Mul(m,m);v=Add(e,s)",  # a sum
-    "q=Mul(x,z);e=MatMul(q,w);m=MatMul(x,r);n=MatMul(z,t);s=Mul(m,n);v=Sub(e,s)",  # layers, each of its own
+    "q=Mul(x,z);e=MatMul(q,w);m=MatMul(x,r);n=MatMul(z,t);s=Mul(m,n);v=Sub(e,s)",  # separate layers
     "a=MatMul(x,w);b=MatMul(x,r);m=Mul(a,b);v=Sub(a,m)",
-    "r=RandomNormal[shape=8 8]();s=Mul(r,r);v=Sub(r,s)",  # of what nothing is read for
+    "r=RandomNormal[shape=8 8]();s=Mul(r,r);v=Sub(r,s)",  # without a reader
     "a=MatMul(x,w);v=Sub(a,a)",
-    "q=ReduceSumSquare[axes=-1](h);m=MatMul(h,c);s=Sqrt(q);v=Div(m,s)",  # a cosine: the norm alone
+    "q=ReduceSumSquare[axes=-1](h);m=MatMul(h,c);s=Sqrt(q);v=Div(m,s)",  # a cosine: only the norm
     "q=ReduceSumSquare[axes=-1](h);t=Tanh(h);m=MatMul(t,c);v=Add(q,m)",  # of something else
     "q=ReduceSum(h,last);m=MatMul(h,c);v=Add(q,m)",  # a sum without squares
 )
@@ -265,7 +265,7 @@ def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
         onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
         for proto in (twin, gelu())
     )
-    # Each of the seven roundings is of at most 2⁻¹¹; 1 + tanh is off by as much beside 1, however small it is itself.
+    # Each of the seven roundings is at most 2⁻¹¹; 1 + tanh has an absolute error of that size, however small it is.
     assert (np.abs(found - wanted) <= 7 * 2.0**-11 * np.maximum(np.abs(feed["x"]), np.abs(wanted))).all()
 
 
@@ -296,7 +296,7 @@ def test_a_snake_activation_is_lowered_and_its_sine_is_not_a_position(text: str)
 @pytest.mark.parametrize(
     ("text", "slopes", "factors"),
     [
-        (SNAKE, SLOPES * 2, 0.5 / SLOPES),  # its angle leaves float16 soon
+        (SNAKE, SLOPES * 2, 0.5 / SLOPES),  # its angle soon overflows float16
         (SNAKE, SLOPES, 8 / SLOPES),  # the square weighs more than the sum
         (SNAKE.replace("Add(u,t)", "Add(x,t)"), SLOPES, 1 / SLOPES),  # a sum with something else
         (SNAKE.replace("Pow(s,two)", "Pow(s,a)"), SLOPES, 1 / SLOPES),  # another power
@@ -318,7 +318,7 @@ NUMBERS: dict[str, object] = {"whole": [1, 4, 1, 1], "two": 2.0, "last": [1], "f
 
 
 def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
-    """Shapes that make rows of so many terms, and one of each row."""
+    """Return shapes of rows with this many terms, and of one value per row."""
     return {"x": (row, 8), "w": (8, *terms), "u": (1, 5)}
 
 
@@ -336,13 +336,13 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
         ("a=Conv(x,w);p=Pow(a,two);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "m", MAPS, "float32"),
         (GATED.replace("AXES", "-1"), "m", MAPS, "float32"),
         (GATED.replace("AXES", "2"), "m", MAPS, "float16"),
-        # 4096 numbers may be 16 on the average, more of them less: the sum is stored before it is divided.
+        # 4096 numbers may average 16, more of them less, because the sum is stored before the division.
         (POOLED, "m", {**TALL, "x": (1, 4, 64, 64)}, "float16"),
         (POOLED, "m", TALL, "float32"),
-        # Of a stream fewer numbers are averaged than of maps that are pooled.
+        # Fewer numbers are averaged in a stream than in pooled maps.
         (STREAM, "m", {"x": (1, 256, 8)}, "float16"),
         (STREAM, "m", {"x": (1, 257, 8)}, "float32"),
-        # A square, unless a sum, a root or a divisor reads it.
+        # A square, unless its reader is a sum, a root or a divisor.
         (SQUARE + "b=MatMul(p,w)", "p", {}, "float16"),
         (SQUARE + "r=Relu(p);b=MatMul(r,w)", "p", {}, "float16"),
         (SQUARE + "s=ReduceSum(p);b=Mul(w,s)", "p", {}, "float32"),
@@ -350,7 +350,7 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
         (SQUARE + "t=Transpose[perm=1 0](p);s=ReduceSum(t);b=Mul(w,s)", "p", {}, "float32"),
         (SQUARE + "s=Sqrt(p);b=MatMul(s,w)", "p", {}, "float32"),
         (SQUARE + "s=Div(x,p);b=MatMul(s,w)", "p", {}, "float32"),
-        # A sum of at most eight terms, if they are no squares.
+        # A sum of at most eight terms other than squares.
         (SUM, "s", rows(8), "float16"),
         (SUM.replace("last", "both"), "s", rows(4, row=2), "float16"),
         (SUM, "s", rows(9), "float32"),
@@ -404,7 +404,7 @@ WHOLE_NUMBERS: dict[str, Any] = {
 
 
 def kept_in(text: str) -> list[str]:
-    """The first results of the ops that stay float32, in graph order, in a model in the language of onnx."""
+    """Return the first results of the ops that stay float32, in graph order."""
     return list(pinned(View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')))))
 
 
@@ -425,7 +425,7 @@ GRAM = "gram=MatMul(f,t);s=Shape[start=1](f);COUNT;y=Mul(q,q)"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (SIZE, "i m r n"),  # up to the integer that it came from
+        (SIZE, "i m r n"),  # up to its source integer
         (PREDICTED, "e u s n"),  # up to the layer
         ("r=Relu(image);s=Reciprocal(given);y=Resize[mode=nearest](r,,s)", "s"),
         ("l=Mul(a,b);y=Range(c,l,a)", "l y"),
@@ -433,7 +433,7 @@ GRAM = "gram=MatMul(f,t);s=Shape[start=1](f);COUNT;y=Mul(q,q)"
         (RANKED.replace("INDEX", "i=NonZero(s)"), ""),
         (RANKED.replace("INDEX", "d=Greater(s,half);i=Cast[to=int](d)"), ""),
         ("i=Cast[to=float](ids);d=Div(i,seven);r=Floor(d);j=Cast[to=int](r);y=Gather(table,j)", "i d r j"),
-        (PICKED, "p o top"),  # the ranked scores, and nothing of what their places pick
+        (PICKED, "p o top"),  # the ranked scores, but not the selected values
         (BITS.replace("BITS", "o=Sign(rows)"), "o h y"),
         (BITS.replace("BITS", "o=Floor(rows)"), "o h y"),
         (BITS.replace("BITS", "e=Greater(rows,half);o=Cast[to=float](e)"), "e h y"),

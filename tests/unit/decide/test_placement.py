@@ -1,4 +1,4 @@
-"""Placement by minimum cut: the fewest Casts, none that does nothing, and the same when done twice."""
+"""Placement by minimum cut: the fewest Casts, none without effect, and stable under a second conversion."""
 
 import itertools
 import re
@@ -66,7 +66,7 @@ def test_elimination_finds_a_cut_of_the_value_that_networkx_finds(
 
 
 def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
-    """The Casts that a labelling adds, less those of the model that go."""
+    """Count the Casts that a labelling adds, minus the model's removed ones."""
     low = set(low)
     labelling._follow(low)
     paints = {
@@ -87,7 +87,7 @@ def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
     labelling = Labelling(problem, Spread(problem))
     found = labelling.solve()
     free = [v for v, end in enumerate(labelling.ends) if end == v and v not in labelling.follows][:9]
-    # Weighted beyond the number of Casts: pairs and groups that become one kernel, and choices between low values.
+    # Weights beyond the number of Casts: pairs and groups with one kernel, and choices between low values.
     weighted = {arc.share for arc in labelling.arcs} - {1.0, np.inf}
     least = net_casts(problem, labelling, found)
     for choice in itertools.product((False, True), repeat=len(free)) if not weighted else ():
@@ -106,7 +106,7 @@ def lowered(result: Converted) -> set[str]:
 
 
 def test_readers_of_an_overflowing_constant_are_not_lowered_to_save_a_cast() -> None:
-    """1e9 is no float16: what multiplies by it is pinned, and so large a number must not be cast behind it."""
+    """1e9 overflows float16: its product is pinned, and the result must not be cast."""
     text, large = "a=MatMul(x,w);m=Mul(a,c);t=Tanh(m);b=MatMul(t,w)", {"w": np.ones((2048, 2048)), "c": 1e9}
     model = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants=large)
     small = cases.build(text, ("b",), shapes={"x": (512, 2048)}, constants={**large, "c": 0.5})
@@ -121,7 +121,7 @@ def test_an_exact_op_is_low_in_a_tie_and_one_that_rounds_is_not(op: str, low: bo
 
 
 def test_a_comparison_is_low_only_between_low_values() -> None:
-    """Of a raw input, rounding would change the answer; of what a product made, it has changed it already."""
+    """Rounding would change the answer for a raw input, but a product's result is rounded already."""
     text = "a=MatMul(x,w);g=Greater({},k);h=Where(g,a,b);b=MatMul(x,v);y=MatMul(h,w)"
     given = {"w": np.ones((8, 8)), "v": np.ones((8, 8)), "k": 0.3}
     for of, low in (("x", False), ("a", True)):
@@ -149,7 +149,7 @@ def test_the_scale_of_a_norm_is_low_with_its_input_unless_a_float32_op_reads_it(
 
 
 def casts(draft: Draft, coloring: Coloring) -> int:
-    """The Casts that a colouring adds, less those of the model that go."""
+    """Count the Casts that a colouring adds, minus the model's removed ones."""
     plan = plan_casts(draft.view, coloring, draft.io, draft.needs.saturate)
     return len(plan.casts) - len(plan.drop)
 
@@ -163,7 +163,7 @@ WAYS: Mapping[str, Mapping[str, str]] = {
 
 
 def obeys(draft: Draft, coloring: Coloring) -> list[str]:
-    """What a colouring lowers that gate, pins, patterns or sequences forbid."""
+    """Return lowered ops that gate, pins, patterns or sequences forbid."""
     gate = Gate(draft.request.target, draft.request.to)
     wrong = []
     for op in draft.view.ops:
@@ -208,17 +208,17 @@ def fused(row: Mapping[str, Any]) -> Counter[str]:
 @pytest.mark.stub
 @pytest.mark.parametrize("name", KINDS)
 def test_a_placed_model_loses_no_fusion(name: str, tmp_path: Path, cuda_stub: Path) -> None:
-    """Of what the runtime fuses in float32."""
+    """Of the runtime's float32 fusions."""
     source = MODELS / f"{name}.onnx"
     convert(source, fuse="basic").save(tmp_path / "placed.onnx")
     float32, cut = stub.placements([source, tmp_path / "placed.onnx"])
     assert "error" not in cut, cut
-    # Adds of biases of values that move behind attention are Gemms in float32 alone.
+    # Adds of value biases that move after attention are Gemms only in float32.
     assert fused(float32) - fused(cut) == Counter(Gemm=4 if name == "whisper_step_dynamo20" else 0)
 
 
 def casts_of(model: ModelProto | Path) -> Counter[str]:
-    """The Casts of a model, bodies included, by what they do."""
+    """Count the Casts of a model, including bodies, by their effect."""
     view = View.of(Model.load(model))
     ends = (
         (view.dtype(v) for v in (op.inputs[0], op.outputs[0]) if v is not None) for op in view.ops if op.kind == "Cast"
@@ -256,7 +256,7 @@ def test_casts_without_effect_are_left_out_and_reported() -> None:
 
 
 def test_a_cast_whose_source_has_another_type_stays() -> None:
-    """A must-fail twin: one that truncates, one that counts, one of a type that nobody knows."""
+    """Casts that truncate, that count, or of an unknown type."""
     text = (
         '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[8,8] x, float[8,8] w)'
         " => (float[8,8] y, int64[8,8] n)"
@@ -276,7 +276,7 @@ ATTENTION = (
 
 @pytest.mark.parametrize("chain", ["p = Cast <to = 1> (s) q = Cast <to = 1> (p)", "{0} r = Cast <to = 1> (p) {1} (r)"])
 def test_casts_that_widen_and_narrow_again_are_removed(chain: str) -> None:
-    """PyTorch writes two of them around the dropout of every attention: float32 to float32, then float16 and back."""
+    """PyTorch writes two Casts around every attention's dropout: float32 to float32, then float16 and back."""
     given = chain.format("p = Cast <to = 1> (s)", "q = Cast <to = 1>")
     result = convert(onnx.parser.parse_model(ATTENTION.format(OUTPUTS="float[8,8] y", CASTS=given, MORE="")))
     assert casts_of(result.model) == {"float32 → float16": 2, "float16 → float32": 1}
@@ -306,7 +306,7 @@ def test_readers_of_a_removed_cast_read_the_new_cast_in_its_place() -> None:
 
 
 def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
-    """A must-fail twin: bfloat16 holds fewer digits than float16, and no whole number holds a fraction."""
+    """bfloat16 has fewer digits than float16, and integers have no fractions."""
     for code in (16, 7):
         text = ATTENTION.format(
             OUTPUTS="float[8,8] y", CASTS=f"p = Cast <to = {code}> (s) q = Cast <to = 1> (p)", MORE=""
@@ -325,7 +325,7 @@ SCALED = (
 
 @pytest.mark.parametrize(("scale", "more"), [("Identity (scale)", 0), ("Identity (fed)", 1)])
 def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str, more: int) -> None:
-    """TorchScript hands a weight that two layers share to the second one through an Identity; an input takes a Cast."""
+    """TorchScript passes a shared weight to the second layer through an Identity; an input gets a Cast."""
     result = convert(onnx.parser.parse_model(SCALED.replace("SCALE", scale)))
     assert casts_of(result.model) == {"float32 → float16": 1 + more, "float16 → float32": 1}
     assert {row.dtype for row in result.report.rows if row.op != "Identity"} == {"float16"}
@@ -343,7 +343,7 @@ def normed(opset: int, stash: int | None = None) -> ModelProto:
     stated = "" if stash is None else f", stash_type = {stash}"
     model = onnx.parser.parse_model(GROUP_NORM.replace("OPSET", str(opset)).replace("STASH", stated))
     for node in model.graph.node:
-        node.name = node.output[0]  # the stub's answers are by name
+        node.name = node.output[0]  # the stub answers by name
     return model
 
 

@@ -1,4 +1,4 @@
-"""Painting rules, each on a graph and its nearest twin; and a table of small graphs: what is lowered, and Casts."""
+"""Coloring rules, each on a graph and its near miss; and a table of small graphs with lowered ops and Casts."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ SEQUENCE = "a=MatMul(x,x);s=SequenceConstruct(a,x);r=SequenceAt(s,i);b=MatMul(r,
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph, the op to look at, and how it is converted; ends in the result of its last statement."""
+    """A graph ending in its last statement's result, the op under test, and the options."""
 
     text: str
     op: str
@@ -49,7 +49,7 @@ class Graph:
         options = {**TENSORFLOW, **self.options}
         last = self.text.split(";")[-1].split("=")[0].split(",")[0]
         model = cases.build(self.text, self.outputs or (last,), opset=options.pop("opset", 17), **self.inputs)
-        return convert(model, fuse="none", **options)  # the graph as it is written
+        return convert(model, fuse="none", **options)  # the unchanged graph
 
     def rules(self) -> set[str]:
         return painted(self.converted(), self.op)
@@ -101,7 +101,7 @@ MUST_NOT = {
     "schema_gate": Graph("a=Conv(x,w)", "a", {"to": "bfloat16", "opset": 22}, {"shapes": IMAGES}),
     "norm_tail": Graph(TAILED, "g", {"opset": 13}, {"constants": TAILED_CONSTANTS}),
     "shape_follows": Graph("a=MatMul(x,x);s=Shape(x)", "s", safe(level="lower-all")),
-    # A Cast of a stands behind its MatMul in any case, since Exp reads a in float32.
+    # A Cast of a follows its MatMul in any case, because Exp reads a in float32.
 }
 
 
@@ -120,14 +120,14 @@ def test_the_edges_of_a_body_and_of_an_unknown_op_are_boundaries() -> None:
 
 
 def painted(result: Converted, name: str) -> set[str]:
-    """The rules that painted an op's type variables."""
+    """Return the rules that colored an op's type variables."""
     found = next(op.id for op in result.view.ops if op.name == name)
     return {paint.rule for (op, _), paint in result.coloring.paints.items() if op == found}
 
 
 @pytest.mark.parametrize("kept", [["t"], []])
 def test_a_kept_op_still_conducts_deny_paint(kept: list[str]) -> None:
-    """Exp, Tanh (kept), Sqrt, MatMul: the Sqrt is denied through the Tanh, whether that is kept or not."""
+    """In Exp, Tanh (kept), Sqrt, MatMul, the Sqrt is denied through the Tanh, kept or not."""
     graph = Graph("a=MatMul(x,x);d=Exp(a);t=Tanh(d);q=Sqrt(t);b=MatMul(q,q)", "q", {"keep": kept})
     assert graph.rules() == {"deny_forward"}
     assert Graph(graph.text, "t", graph.options).rules() == {"keep" if kept else "deny_forward"}
@@ -171,7 +171,7 @@ def test_lost_weights_are_harmless_beside_weights_whose_rounding_is_larger(large
 
 TABLE: list[dict[str, Any]] = json.loads((TESTS / "data" / "cases.json").read_text("utf-8"))["cases"]
 BOUND = 64 * DType.FLOAT16.eps
-"""Of the largest output: some ten roundings of half an eps each, and an Exp or two that multiply what is before."""
+"""Relative to the largest output: some ten roundings of half an eps each, multiplied by an Exp or two."""
 
 every_case = pytest.mark.parametrize("case", TABLE, ids=lambda case: case["id"])
 
@@ -188,7 +188,7 @@ def converted(case: dict[str, Any], model: ModelProto) -> Converted:
 
 @functools.cache
 def by_id(name: str) -> Converted:
-    """A row converted. Shared: never change it."""
+    """Convert a row. The result is shared: never change it."""
     case = next(case for case in TABLE if case["id"] == name)
     return converted(case, model_of(case))
 
@@ -216,13 +216,13 @@ def test_the_model_is_sound_and_opens_at_basic_and_all(case: dict[str, Any]) -> 
     assert objections.of_casts(result.model, model) == []
     assert objections.of_names(result.model) == []
     assert objections.of_io(model, result.model) == []
-    if low_type(case) is DType.FLOAT16:  # onnxruntime's CPU provider opens no bfloat16 model
+    if low_type(case) is DType.FLOAT16:  # onnxruntime's CPU provider cannot open bfloat16 models
         assert objections.of_loading(result.model) == []
 
 
 @every_case
 def test_the_model_computes_the_same(case: dict[str, Any]) -> None:
-    """The CPU provider computes most half ops in float32: this finds wrong wiring, not lost digits."""
+    """The CPU provider computes most half ops in float32, so this finds wrong wiring but not lost digits."""
     if low_type(case) is not DType.FLOAT16:
         pytest.skip("onnxruntime's CPU provider runs no bfloat16 model")
     model = model_of(case)
@@ -253,7 +253,7 @@ def report_of(text: str, target: str = "", safety: str = "default") -> Report:
 
 
 def speaks(rule: Reason, report: Report) -> bool:
-    """Whether a rule speaks in a report, in a row or by a finding."""
+    """Whether a rule is in a report's rows or findings."""
     said = {row.rule for row in report.rows} | {finding.kind for finding in report.findings}
     return not said.isdisjoint((rule.reason, *rule.findings))
 

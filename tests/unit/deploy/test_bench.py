@@ -1,4 +1,4 @@
-"""Timing models side by side: the statistics, the sizes of batches, profiles, memory, and the whole on the CPU."""
+"""Timing models side by side: statistics, batch sizes, profiles, memory, and complete runs on the CPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ def parsed(text: str) -> Model:
 
 
 class Clock:
-    """Time that passes only in calls."""
+    """A clock that only advances in calls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -81,7 +81,7 @@ def test_the_interval_of_a_speedup_covers_the_truth_in_about_95_of_100_cases() -
         found = speed_up(2 * a, b, seed=case)
         assert found.low is not None and found.high is not None
         held += found.low <= 2 <= found.high
-    # A percentile interval of 20 rounds covers a little less than its 95 %; 200 cases give ± 4 at two deviations.
+    # A percentile interval of 20 rounds covers slightly less than 95 %; 200 cases give ± 4 at two deviations.
     assert 0.88 <= held / 200 <= 0.99
 
 
@@ -89,7 +89,7 @@ def test_the_interval_of_a_speedup_covers_the_truth_in_about_95_of_100_cases() -
 
 
 class Driver:
-    """libcuda, as far as memory goes: 100 bytes, of which 90 are free."""
+    """libcuda's memory functions: 90 of 100 bytes are free."""
 
     def __init__(self, refuses: str = "") -> None:
         self.refuses = refuses
@@ -122,7 +122,7 @@ def test_a_separate_process_measures_more_memory_for_a_larger_model(tmp_path: Pa
     small, large = (
         peak_memory(tmp_path / "m.onnx", {"x": np.zeros((rows, 1000), np.float32)}, CPU) for rows in (1, 5000)
     )
-    assert large - small > 5000 * 1000 * 4  # its output alone
+    assert large - small > 5000 * 1000 * 4  # only its output
 
 
 def test_a_failing_or_dying_process_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_failing_or_dying_process_reports_why(tmp_path: Path, monkeypatch: pyt
         peak_memory(tmp_path / "m.onnx", {"x": X}, CPU)
 
 
-# -- the whole ---------------------------------------------------------------------------------------
+# -- complete runs -----------------------------------------------------------------------------------
 
 
 def test_models_side_by_side_get_an_entry_each_with_all_requested_fields() -> None:
@@ -190,7 +190,7 @@ def test_the_text_shows_latencies_and_warns_of_missing_numbers() -> None:
     assert RESULT.baselines == ("a.onnx",)
 
 
-# -- what people and machines read ---------------------------------------------------------------------
+# -- text and JSON -------------------------------------------------------------------------------------
 
 TIMES = Timing(40, 0.002, 0.0019, 0.0025), Timing(40, 0.001, 0.0009, 0.0012)
 RESULT = Benchmark(
@@ -222,7 +222,7 @@ note: a note
 """
 
 
-# -- parts of a benchmark by themselves --
+# -- parts of a benchmark --
 
 
 GPU = Gpu("Some GPU", (9, 0))

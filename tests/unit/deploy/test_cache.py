@@ -1,4 +1,4 @@
-"""Converted models that are kept: found again, never half, never for another model, never without end."""
+"""The cache of converted models: complete entries, distinct keys, bounded size."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What the doctor says of a machine and of a model; the machine is made up, the model is not."""
+"""The doctor's findings about fake machines and real models."""
 
 import json
 from collections.abc import Mapping
@@ -222,7 +222,7 @@ def test_operators_only_available_on_cuda_are_a_suggestion() -> None:
     ]
 
 
-# -- a model that is half already ------------------------------------------------------------------------
+# -- half-precision models -------------------------------------------------------------------------------
 
 
 FILLED = """g (float16[8, 8] x, bool[8, 8] m) => (float16[8, 8] y) {
@@ -234,7 +234,7 @@ MASKED = """g (float16[8, 8] x, float16[8, 8] m) => (float16[8, 8] y) {
 
 
 def half(graph: str, *, whole: bool = False, **constants: float) -> onnx.ModelProto:
-    """The model of a graph in float16 or, `whole`, float32; `far` is the lowest float16, `e` a small number."""
+    """Build a graph in float16 or, with `whole`, float32; `far` is the lowest float16, `e` a small number."""
     model = parsed(graph.replace("float16", "float") if whole else graph, 22)
     for name, number in {"far": -65504.0, "e": 1e-6, **constants}.items():
         if any(name in node.input for node in model.graph.node):

@@ -1,4 +1,4 @@
-"""Sessions: what is converted, what is not and why, what runs, and that nothing of it is silent."""
+"""Sessions: conversions, fallbacks and their notes, caching and binding."""
 
 import warnings
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def mlp() -> onnx.ModelProto:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
+    """A fresh process on a machine without a GPU, with a temporary cache."""
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
     monkeypatch.setattr(home, "chosen_cache", _not_the_users_own(tmp_path / "cache"))
@@ -57,7 +57,7 @@ def _not_the_users_own(folder: Path) -> Any:
 
 
 def quietly(*arguments: Any, **options: Any) -> Session:
-    """A session, whose warnings are to be read in its notes."""
+    """Open a session, with its warnings in its notes."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         session = Session(*arguments, **options)
@@ -66,7 +66,7 @@ def quietly(*arguments: Any, **options: Any) -> Session:
     return session
 
 
-# -- what is converted ---------------------------------------------------------------------------------
+# -- conversion ----------------------------------------------------------------------------------------
 
 
 def test_a_model_runs_unchanged_without_a_policy_and_converted_with_one() -> None:
@@ -197,7 +197,7 @@ def test_the_policy_of_the_process_applies_to_its_sessions(machine: pytest.Monke
 
 
 def count(machine: pytest.MonkeyPatch) -> list[str]:
-    """One entry for each conversion from now on."""
+    """Count conversions from now on."""
     made: list[str] = []
     convert = amp_rewrite.convert
 
@@ -328,7 +328,7 @@ def test_values_that_cannot_be_bound_are_named(feeds: Any, outputs: list[str] | 
     assert str(error.value) == message
 
 
-# -- on a CUDA provider that computes nothing ----------------------------------------------------------
+# -- on the CUDA stub ----------------------------------------------------------------------------------
 
 ON_CUDA = """
 import ml_dtypes, numpy as np, onnx.parser, sys
@@ -358,7 +358,7 @@ def test_on_cuda_values_are_bound_on_the_device_at_fixed_addresses_for_graphs(cu
 
 
 class Foreign:
-    """A tensor of another library, which speaks DLPack alone; with a `fault` it cannot be exported."""
+    """A tensor of another library with only DLPack; with a `fault` it cannot be exported."""
 
     def __init__(self, array: np.ndarray, fault: str = "") -> None:
         self.array, self.fault = array, fault

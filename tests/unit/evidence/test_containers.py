@@ -1,4 +1,4 @@
-"""Sequences, maps and optionals as outputs: compared by place and key, and shown in few lines."""
+"""Sequences, maps and optionals as outputs: compared by position and key, and shown in few lines."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ def test_different_keys_lengths_and_kinds_fail_with_a_reason(a: Any, b: Any, bec
 
 
 def containers() -> ModelProto:
-    """An empty optional, a full one, an empty sequence, a sequence of two shapes, and a tensor."""
+    """Build an empty optional, a full one, an empty sequence, one with two shapes, and a tensor."""
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [None])
     optional, sequence = helper.make_optional_type_proto(tensor), helper.make_sequence_type_proto(tensor)
     nodes = [
@@ -117,7 +117,7 @@ BATCH = {"x": np.array([400, 1, 2, 3], np.float32)}
 
 
 def calling(body: str, depth: int = 1) -> onnx.ModelProto:
-    """A model of one call of a function, through others that only call."""
+    """Build a model that calls a function through other functions."""
     functions = [f"{{ c = l.f{i + 1} (a) }}" for i in range(depth - 1)] + [f"{{ {body} }}"]
     text = "".join(
         f'<opset_import: ["" : 17, "l" : 1], domain: "l"> f{i} (a) => (c) {f}\n' for i, f in enumerate(functions)
@@ -165,7 +165,7 @@ def test_a_value_declared_as_another_type_is_refused(name: str, measure: str) ->
 
 
 def test_an_op_without_a_kernel_of_its_type_is_still_emulated() -> None:
-    """No CPU kernel takes bfloat16 here: the emulation stands for it."""
+    """The CPU has no bfloat16 kernel for it, so the emulation is used."""
     body = "h = Cast <to = 16> (x)  i = Erf (h)  y = Cast <to = 1> (i)"
     verdict = verify(plain("y = Erf (x)"), plain(body), BATCH, rtol=0.1, emulate=True)
     assert verdict.ok and "bfloat16 emulated" in verdict.candidate.as_

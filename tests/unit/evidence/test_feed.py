@@ -1,4 +1,4 @@
-"""What a model is fed: every way to give batches, the checks on each, files made to harm, and feedback of states."""
+"""Feeds of a model: every form of batches, their checks, hostile files, and feedback of states."""
 
 import io
 import itertools
@@ -36,7 +36,7 @@ A_BATCH = "give a mapping from input names to arrays, an array, or a tuple of ar
 
 
 def same(found: Feed, *expected: Mapping[str, Any]) -> None:
-    """Two passes over the feed give these batches, of these types."""
+    """Check that two passes over the feed give these batches with these types."""
     for _ in range(2):
         batches = list(found)
         assert [list(batch) for batch in batches] == [list(batch) for batch in expected]
@@ -54,7 +54,7 @@ def refusal(data: object, model: Model = MODEL, **options: Any) -> str:
 
 
 def files(folder: Path, save: Callable[..., None] = np.savez, **files: Mapping[str, Any]) -> Path:
-    """Write arrays to files; return the only one, or their folder, in which other files may lie."""
+    """Write arrays to files; return the only file, or their folder, which may contain other files."""
     (folder / "README.md").write_text("what this is")
     for name, arrays in files.items():
         save(folder / f"{name}.npz", **arrays)
@@ -222,7 +222,7 @@ NOTE = "ignored, because no input has this name: 'label', 'weight'"
 
 
 def stored_as(kind: str, folder: Path) -> object:
-    """The batch with labels, in a mapping or in files; the labels are objects, which are not read from files."""
+    """Add labels to a batch, in a mapping or in files; the labels are objects, which are not read from files."""
     objects = {**LABELS, "label": np.array([{}, {}], dtype=object)}
     if kind == "mapping":
         return LABELS
@@ -265,7 +265,7 @@ def test_safe_casts_are_applied_and_noted(given: Any, taken: Any, stated: str) -
 
 
 def test_bfloat16_strings_and_sequences_are_fed_unchanged_even_from_files(tmp_path: Path) -> None:
-    """numpy writes it as two bytes of nothing in particular."""
+    """numpy saves bfloat16 as two untyped bytes."""
     value = np.array([1.5, -2], ml_dtypes.bfloat16)
     model = parsed("bfloat16[2] x")
     same(Feed.of({"x": value}, model), {"x": value})
@@ -292,7 +292,7 @@ def test_random_numbers_have_the_documented_distribution() -> None:
     assert set(batch["i"]) == {0, 1}
     assert set(batch["u"]) == set(range(250, 256))
     assert set(batch["t"]) == {False, True}
-    # 1000 draws: the mean is within 5 standard errors, 5 / sqrt(1000), of 0, and so is the deviation of 1
+    # 1000 draws: mean and deviation are within 5 standard errors, 5 / sqrt(1000), of 0 and 1
     assert abs(batch["f"].mean()) < 0.16
     assert abs(batch["f"].std() - 1) < 0.16
 
@@ -395,7 +395,7 @@ def test_zip_bombs_and_pipes_are_refused_at_once(tmp_path: Path, monkeypatch: py
 
 
 def in_directory(offset: int, value: bytes) -> Callable[[bytearray], None]:
-    """Overwrites a field of the zip's only directory entry."""
+    """Overwrite a field of the zip's only directory entry."""
 
     def change(content: bytearray) -> None:
         at = content.index(b"PK\x01\x02") + offset
@@ -460,7 +460,7 @@ LEAKY = model(
     f"float[8,8] keep = {{{','.join(map(str, LEAK))}}},"
     f" float[8,8] turn = {{{','.join(map(str, np.eye(8)[::-1].ravel()))}}}",
 )
-"""A state that forgets a thousandth of itself in each run: of 1, float16 cannot take that little away."""
+"""A state that loses a thousandth per run: in float16 that is below half a step at 1."""
 DRIP = {"x": np.full((1, 8), 1.3e-3, np.float32), "h": np.full((1, 8), 0.5, np.float32)}
 
 
@@ -600,7 +600,7 @@ def test_states_are_recognized_by_name(out: str, into: str) -> None:
         ("(float[1] x, float[2] u) => (float[2] v, float[3] y)", "v = Add (u, x) y = Pad (v, p)"),  # other names
         ("(float[2] x, int64[2] h) => (float[2] hn)", "f = Cast <to = 1> (h) hn = Add (f, x)"),
         ("(float[2] x, float[1] h) => (float[2] hn)", "hn = Add (h, x)"),
-        ("(float[2] h) => (float[2] hn)", "hn = Neg (h)"),  # no input for data
+        ("(float[2] h) => (float[2] hn)", "hn = Neg (h)"),  # every input is fed back
     ],
 )
 def test_names_types_and_shapes_of_a_state_must_fit(ports: str, body: str) -> None:

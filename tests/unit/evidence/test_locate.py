@@ -1,4 +1,4 @@
-"""Where an error comes in: own and accumulated errors against numpy, the first jump, and what matches what."""
+"""Locating errors: own and accumulated errors compared with numpy, the first jump, and matching of ops."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(7)
 W1, W2 = (RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 4)))
 X = {"x": RNG.standard_normal((5, 8)).astype(np.float32)}
 HALF = np.float16
-# Statistics are sums of float32 squares over at most 80 elements; a sum of n terms is off by n roundings at most.
+# Statistics are sums of float32 squares over at most 80 elements; a sum of n terms has at most n roundings.
 SUMMED = 80 * 2.0**-24
 
 
@@ -68,12 +68,12 @@ def test_own_and_accumulated_errors_match_numpy() -> None:
     h = x @ W1
     r = np.maximum(h, 0)
     y = r @ W2
-    own = [error(low(low(x) @ low(W1)), h), 0.0, error(low(low(r) @ low(W2)), y)]  # Relu selects, and adds nothing
+    own = [error(low(low(x) @ low(W1)), h), 0.0, error(low(low(r) @ low(W2)), y)]  # Relu selects and adds no error
     h_low = low(low(x) @ low(W1))
     y_low = low(np.maximum(h_low, 0) @ low(W2))
     accumulated = [error(h_low, h), error(np.maximum(h_low, 0), r), error(y_low, y)]
     assert [row.op for row in located.rows] == ["first", "act", "second"]
-    # float32 products of other libraries round otherwise, which half precision shows in a rare last bit: 1 in 2^11.
+    # float32 products of other libraries round differently, which half precision rarely (1 in 2^11) shows.
     assert [row.own for row in located.rows] == pytest.approx(own, rel=0.02)
     assert [row.accumulated for row in located.rows] == pytest.approx(accumulated, rel=0.02)
     assert [row.absmax for row in located.rows] == pytest.approx([np.abs(v).max() for v in (h, r, y)], rel=1e-5)
@@ -99,7 +99,7 @@ def test_the_accumulated_error_of_an_output_matches_the_emulated_model(name: str
     converted = amp_rewrite.convert(path, fuse="basic").result
     fed = fixture(name)
     located = locate(path, converted, fed)
-    # a Transpose of the result stands between two Reshapes; two values of other shapes match by structure
+    # a Transpose of the result is between two Reshapes; two values of other shapes match by structure
     assert located.matchable - located.matched == {"lstm_ts13": 3, "bert_dynamo20": 1}.get(name, 0)
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
     pairing = Pairing.of(Model.load(path), converted, Feed.of(fed, Model.load(path)))
@@ -108,7 +108,7 @@ def test_the_accumulated_error_of_an_output_matches_the_emulated_model(name: str
     compared = [out for out in a if out in theirs]
     assert compared
     for out in compared:
-        # The tapped graph is not optimized, so float32 sums come in another order, now and then across a rounding.
+        # The tapped graph is not optimized, so float32 sums have another order and occasionally round differently.
         assert theirs[out].error(0) == pytest.approx(error(np.asarray(b[out]), np.asarray(a[out])), rel=0.1, abs=1e-6)
 
 
@@ -141,7 +141,7 @@ OVERFLOWING = {"x": np.float32([1, 300, 1000])}
 def test_an_overflow_is_the_first_jump() -> None:
     located = locate(SCALED, SCALED_HALF, OVERFLOWING)
     up = OpErrors("up", "Mul", "float16", math.inf, math.inf, math.inf, 300000.0, overflows=True)
-    # What `down` reads overflows when it is rounded for it; 1 * 300 / 256 does not.
+    # The input of `down` overflows when it is rounded; 1 * 300 / 256 does not.
     down = OpErrors("down", "Mul", "float16", math.inf, math.inf, math.inf, 1171.875, overflows=True)
     assert (located.rows, located.first_jump) == ((up, down), up)
 
@@ -246,7 +246,7 @@ INF, NAN = math.inf, math.nan
         ([INF, NAN, 1.0], [1.0, 2.0, 1.0], True, ErrorStats(0.0, 2.0, 0.0, 6.0, lost=2)),
         ([INF, NAN, 1.0], [INF, INF, NAN], True, ErrorStats()),
         ([INF], [70000.0], True, ErrorStats(0.0, 70000.0, 0.0, 0.0, lost=1)),
-        # A mask that saturates in half is a mask, and weighs nothing beside what it masks.
+        # A mask that saturates in half precision still masks and has no weight.
         ([-65504.0, 2.0], [-3e38, 1.0], True, ErrorStats(1.0, np.float32(3e38).item(), 1.0, 1.0)),
         ([-3e38, 2.0], [-3e38, 1.0], False, ErrorStats(1.0, np.float32(3e38).item(), 1.0, 1.0)),
         ([1.0], [-3e38], True, ErrorStats(65505.0, np.float32(3e38).item(), 65505.0**2, 0.0)),

@@ -1,4 +1,4 @@
-"""Ranges: the file, calibrating whole models, and which ops ranges hold in float32, by which rule."""
+"""Ranges: files, calibration of whole models, and the ops that ranges keep in float32, with their rules."""
 
 import json
 import math
@@ -207,7 +207,7 @@ def batch_of(name: str) -> dict[str, NDArray[np.float32]]:
 
 
 def dumped(view: View, batch: dict[str, NDArray[np.float32]], to: DType) -> dict[str, Range]:
-    """The ranges of all floating tensors of the main graph, from their values themselves."""
+    """Compute the ranges of all floating tensors of the main graph directly from their values."""
     proto = onnx.ModelProto()
     proto.CopyFrom(view.model.proto)
     given = {out.name for out in proto.graph.output}
@@ -257,7 +257,7 @@ FUNCTIONS = """
 
 
 def test_a_conversion_looks_inside_the_standards_functions() -> None:
-    """What the runtime computes as a function body is painted as one, and has ranges of its own."""
+    """An op that the runtime computes by its function body is colored as that body, with separate ranges."""
     batch = {"x": np.float32([[1, 2], [-3, 4]])}
     ranges = calibrate(onnx.parser.parse_model(FUNCTIONS), batch)
     for lists in ({}, {"deny": ["Elu"]}, {"deny": ["Mish"]}, {"deny": ["Selu", "Mish"]}):
@@ -320,7 +320,7 @@ def usual(absmax: float = 1.0, **more: float) -> Range:
 
 
 def seen(model: ModelProto, to: str = "float16", **found: Range | float | None) -> Ranges:
-    """Ranges in which every value reaches 1, but those named: a Range, an absmax, or None for no range at all."""
+    """Build ranges of 1 for every value except the named ones: a Range, an absmax, or None for no range."""
     view = View.of(Model.load(model))
     values: dict[str, Range] = {}
     untapped: dict[str, str] = {}
@@ -337,7 +337,7 @@ def seen(model: ModelProto, to: str = "float16", **found: Range | float | None) 
 
 
 def held(model: ModelProto, ranges: Ranges, **options: object) -> dict[str, str]:
-    """The rule of each op that stays float32."""
+    """Return the rule of each op that stays float32."""
     report = converted(model, ranges, **options).report
     return {row.name: row.rule or "" for row in report.rows if row.dtype == "float32"}
 

@@ -1,4 +1,4 @@
-"""Taps: what they count, in which graphs, and that they change nothing."""
+"""Taps: their counts, in all kinds of graphs, without changing outputs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ from support.cases import feeds
 from support.corpus import TEXT_MODELS, text_model
 
 INF, NAN = np.inf, np.nan
-HALF = 2.0**-25  # rounds to zero in float16; anything above to the smallest number, 2**-24
-NORMAL = 2.0**-14 - 2.0**-25  # rounds to the smallest normal float16; anything below to a subnormal number
-LIMIT = 65520.0  # rounds to infinity in float16; anything below to 65504
+HALF = 2.0**-25  # rounds to zero in float16; larger values round to the smallest number, 2**-24
+NORMAL = 2.0**-14 - 2.0**-25  # rounds to the smallest normal float16; smaller values round to a subnormal number
+LIMIT = 65520.0  # rounds to infinity in float16; smaller values round to 65504
 
 
 def above(x: float) -> float:
@@ -37,7 +37,7 @@ def view_of(text: str, opset: int = 20) -> View:
 
 
 def measured(view: View, *batches: dict[str, Any], to: DType = DType.FLOAT16) -> dict[str, Range]:
-    """The ranges of all taps over batches, by key."""
+    """Return the ranges of all taps over batches by key."""
     made = tapped(view, Taps.of(view).taps, to)
     runner = Runner.open(made.model, SessionOptions(outputs_only=(made.rows,), optimized=False))
     rows = neutral(len(made.values))
@@ -84,7 +84,7 @@ def test_a_tap_counts_the_same_as_a_loop_over_the_values(values: Sequence[float]
 
 
 def test_counts_beyond_float32_are_exact_and_low_types_are_measured_directly() -> None:
-    """A sum of 2^24 + 3 ones is no float32."""
+    """float32 cannot represent 2^24 + 3."""
     view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
     x = np.ones((1 << 24) + 4, np.float32)
     x[0] = 1e-6
@@ -200,7 +200,7 @@ def test_a_scans_slices_and_states_are_merged() -> None:
 
 
 WITHOUT_TAPS = {"custom_domain", "strings_and_integers", "function_of_integers", "random_normal_like"}
-"""They do not run, have no floats, or give other numbers each time."""
+"""They do not run, have no floats, or differ in each run."""
 
 
 @pytest.mark.parametrize("name", [name for name in TEXT_MODELS if name not in WITHOUT_TAPS])

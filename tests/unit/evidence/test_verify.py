@@ -1,4 +1,4 @@
-"""Comparing the outputs of two models and two arrays: when they agree, and everything that must not look like it."""
+"""Comparing outputs of models and arrays: agreement, and everything that must not pass for it."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def model(body: str, *, x: str = "float[2,3] x", y: str = "float[2,3] y", consta
 
 
 RELU = model("y = Relu (x)")
-# 300 and 1/256 as float16's bits; 300 * 300 overflows float16, a 256th of it does not.
+# 300 and 1/256 as float16's bits; 300 * 300 overflows float16, but not divided by 256.
 SCALED = model("p = Mul (x, a) y = Mul (p, b)", constants="float a = {300}, float b = {0.00390625}")
 SCALED_HALF = model(
     "h = Cast <to = 10> (x) p = Mul (h, a) q = Mul (p, b) y = Cast <to = 1> (q)",
@@ -78,7 +78,7 @@ def test_a_model_agrees_with_itself_and_mismatches_show_the_worst_of_each_output
 def test_low_inputs_and_outputs_are_compared_with_float32_ones(low: str) -> None:
     source = model("y = Mul (x, x)")
     converted = amp_rewrite.convert(source.proto, to=low, lower=["*"], io="low").result
-    fed = {"x": np.float32([[1.3, 2, 3], [4, 5, -6]])}  # 1.3 is off by 0.15 eps in float16, by 0.3 eps in bfloat16
+    fed = {"x": np.float32([[1.3, 2, 3], [4, 5, -6]])}  # 1.3 has an error of 0.15 eps in float16, 0.3 eps in bfloat16
     eps = amp_rewrite.DType.parse(low).eps
     verdict = verify(source, converted, fed, rtol=2 * eps)  # two roundings: of x, and of its square
     assert verdict.ok
@@ -229,7 +229,7 @@ def f32(*values: float) -> np.ndarray:
 def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> None:
     a, b = f32(100, -1, 0), f32(101, -1.5, 0.25)
     found = compare(a, b, Criterion(ALLCLOSE, rtol=0.25, atol=0.5))
-    # Errors 1, 0.5, 0.25 against 25.5, 0.75, 0.5: the second has used two thirds of what it may.
+    # Errors 1, 0.5, 0.25 against 25.5, 0.75, 0.5: the second uses two thirds of its tolerance.
     assert found == Difference(
         elements=3,
         ok=True,

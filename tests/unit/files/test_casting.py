@@ -1,4 +1,4 @@
-"""Casting to lower types, and what is known of it beforehand."""
+"""Casting to lower types, and predictions of its effects."""
 
 import ml_dtypes
 import numpy as np
@@ -12,14 +12,14 @@ KINDS = [(DType.FLOAT16, np.float32), (DType.FLOAT16, np.float64), (DType.BFLOAT
 
 
 def numbers(to: DType) -> np.ndarray:
-    """All finite numbers of a 16-bit type that are not negative, in order of their codes."""
+    """Return all nonnegative finite numbers of a 16-bit type in order of their codes."""
     with np.errstate(invalid="ignore"):
         every = np.arange(1 << 15, dtype=np.uint16).view(to.numpy).astype(np.float64)
     return every[np.isfinite(every)]
 
 
 def edges(to: DType) -> np.ndarray:
-    """float64 values at, between and just beside the numbers of a low type, of both signs."""
+    """Return float64 values at, between and next to the numbers of a low type, of both signs."""
     finite = numbers(to)
     last = finite[-1] + (finite[-1] - finite[-2]) / 2
     halves = [*((finite[1:] + finite[:-1]) / 2), last, 1e300]
@@ -28,7 +28,7 @@ def edges(to: DType) -> np.ndarray:
 
 
 def nearest(values: np.ndarray, to: DType) -> np.ndarray:
-    """Rounding to nearest even by search among all numbers of the type, saturating: the definition itself."""
+    """Round to nearest even by search among all numbers of the type, and saturate: the definition."""
     known = numbers(to)
     sizes = np.minimum(np.abs(values), known[-1])
     above = np.searchsorted(known, sizes).clip(1)

@@ -1,4 +1,4 @@
-"""Fingerprints: what changes them, and what does not."""
+"""Fingerprints change with the computation and not with documentation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from amp_rewrite.files.fingerprint import digest, fingerprint
 from amp_rewrite.files.model import Model, baked, scaled
 from support.paths import TESTS
 
-LARGE = 1 << 15  # elements of a tensor that is sampled: 128 KiB
+LARGE = 1 << 15  # elements of a sampled tensor: 128 KiB
 
 
 def net(strings: bytes = b"a") -> ModelProto:

@@ -1,4 +1,4 @@
-"""Files of other frameworks: recognized, with the way to ONNX."""
+"""Files of other frameworks are recognized, with a way to convert them to ONNX."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""Files that onnxruntime opens and onnx's checker refuses: what becomes of each."""
+"""Files that onnxruntime opens but onnx's checker refuses."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -74,7 +74,7 @@ def branch(made: ModelProto) -> GraphProto:
 
 
 def foreign(node: NodeProto, op_type: str, domain: str, **attributes: object) -> None:
-    """Another op with the same input and output."""
+    """Append an op with the same input and output."""
     node.CopyFrom(helper.make_node(op_type, node.input[:1], node.output, domain=domain, **attributes))
 
 
@@ -100,7 +100,7 @@ MENDED: Sequence[tuple[str, ModelProto]] = (
     ("the output has no shape", model(lambda m: formal(m.graph.output[0]))),
     ("the output has no type", model(lambda m: formal(m.graph.output[0], shape=False))),
     ("the input has no shape", model(lambda m: formal(m.graph.input[0]))),
-    ("IR version 3 requires an input for", model(old, opset=9)),  # initializers that are no inputs
+    ("IR version 3 requires an input for", model(old, opset=9)),  # initializers that are not inputs
     ("IR version 3 requires an input for", model(lambda m: old(m, listed=True), opset=9)),  # some of them are
     ("IR version 0 requires an input for", model(lambda m: setattr(m, "ir_version", 0))),
     ("it is now ''", model(spelled)),
@@ -208,7 +208,7 @@ def run(made: ModelProto) -> np.ndarray:
 
 
 def outcome(source: ModelProto) -> tuple[float, list[tuple[str, str]]]:
-    """The error of the conversion, relative to the largest value, and its findings."""
+    """Return the conversion's error, relative to the largest value, and its findings."""
     converted = amp_rewrite.convert(source)
     before, after = (run(m) for m in (source, converted.model))
     return float(abs(before - after).max() / abs(before).max()), [

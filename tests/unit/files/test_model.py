@@ -1,4 +1,4 @@
-"""Models in and out: what is loaded, what stays in its file, where external data may lie, and what is refused."""
+"""Loading and saving models: tensors left in files, places of external data, and refusals."""
 
 import os
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_only_light_tensors_are_read_from_external_data(scattered):
 
 
 def loaded_by_onnx(path: Path) -> onnx.ModelProto:
-    """onnx.load, and the tensors that it forgets: those of training graphs, in old versions of functions too."""
+    """Load with onnx.load, including the omitted tensors: of training graphs, and in old versions of functions."""
     out = onnx.load(path)
     for found in wire.tensors(out):
         if is_stub(found):
@@ -220,7 +220,7 @@ def test_bytes_beside_external_data_are_ignored(folder: Path) -> None:
 
 
 def stub(folder: Path, values: np.ndarray, *, skip: int = 8) -> TensorProto:
-    """A stub whose bytes lie in a file of their own, after `skip` others."""
+    """Build a stub with its bytes in a separate file, after `skip` others."""
     tensor = numpy_helper.from_array(values, "w")
     file = folder / "w.bin"
     file.write_bytes(b"\xff" * skip + tensor.raw_data)

@@ -1,4 +1,4 @@
-"""Programs in memory: their tensors are read when they are written, and the program stays as it is."""
+"""Programs in memory: their tensors are read only when written, and the program stays unchanged."""
 
 import json
 import subprocess
@@ -26,15 +26,15 @@ ALLOWANCE = 60_000_000
 
 
 def supported() -> onnx.ModelProto:
-    """Return the model with tensors in every kind of place that onnx_ir knows, as onnx_ir writes it."""
+    """Return the model with tensors in every kind of place, written by onnx_ir."""
     proto = model()
     for tensor in wire.tensors(proto):
-        del tensor.metadata_props[:]  # of a TensorProto onnx_ir writes them twice
+        del tensor.metadata_props[:]  # onnx_ir writes those of a TensorProto twice
     return ir.to_proto(ir.from_proto(proto))
 
 
 def program(tensor: object, *more: object) -> object:
-    """Return a program that multiplies by a matrix of 65 columns; other tensors are initializers beside it."""
+    """Return a program that multiplies by a matrix of 65 columns; other tensors are further initializers."""
     out = ir.from_proto(
         onnx.parser.parse_model(
             '<ir_version: 11, opset_import: ["" : 21]> g (float[N,65] x, float[65,64] w) => (float[N,64] y)'

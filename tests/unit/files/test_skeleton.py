@@ -1,4 +1,4 @@
-"""Skeletons: light, and as good as the model for onnx's checker and shape inference."""
+"""Skeletons: light, but equivalent for onnx's checker and shape inference."""
 
 import onnx
 import pytest

@@ -1,4 +1,4 @@
-"""Saving: what is written, and that it is whole or not there at all; data files and scratch files."""
+"""Saving: complete and atomic output, data files and scratch files."""
 
 import errno
 import hashlib
@@ -208,7 +208,7 @@ def test_a_failure_leaves_only_the_old_model(tmp_path, inline, monkeypatch, name
     proto = clone(weights.proto)
     big = next(t for t in proto.graph.initializer if t.name == "big")
     big.CopyFrom(baked(big, DType.FLOAT16, model=weights))
-    if call <= 1 + external:  # of the data file and of the model; the third is that of the folder
+    if call <= 1 + external:  # of the data file and of the model; the third is of the folder
         with pytest.raises(ModelError, match=r"cannot write .*m\.onnx: Input/output error; nothing was changed"):
             Model(proto).save(out, overwrite=True, external_data=external)
         assert files(tmp_path) == before
@@ -247,7 +247,7 @@ def test_a_model_of_256_mib_is_lowered_in_less_than_80(tmp_path):
     run = [sys.executable, "-c", MEMORY, tmp_path / "in.onnx", tmp_path / "out.onnx"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    # A chunk is 16 MiB; the cast holds it, its low copy and masks of it.
+    # A chunk is 16 MiB; a cast needs it, its low copy and its masks.
     assert int(done.stdout) < 80
 
 

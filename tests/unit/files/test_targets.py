@@ -1,4 +1,4 @@
-"""Data files that a model names, found by its graph alone; and the size of models whose functions are inlined."""
+"""Data files of a model, found without its weights; and limits of inlining functions."""
 
 import io
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from amp_rewrite.files.store import check_target, data_files_in, outdated
 
 
 class Counting(io.BytesIO):
-    """A file that counts the bytes that are read."""
+    """A file that counts the bytes read."""
 
     count = 0
 
@@ -81,7 +81,7 @@ CIRCLE = "its local functions call each other in a cycle, or more than 3 deep"
 
 
 def calling(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProto:
-    """A calling that calls the function a, perhaps in a branch; `calls` has what each calls, "R" for a Relu."""
+    """Build a model that calls the function a, possibly in a branch; `calls` lists each one's calls, "R" for a Relu."""
 
     def nodes(called: str) -> list[onnx.NodeProto]:
         words = (("Relu", "") if name == "R" else (name, "own") for name in called)
@@ -104,7 +104,7 @@ def calling(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProt
         ({"a": "b", "b": "c", "c": "R"}, ""),
         ({"a": "b", "b": "c", "c": "d", "d": "R"}, CIRCLE),
         ({"a": "a"}, CIRCLE),
-        ({"b": "b"}, ""),  # nothing calls it
+        ({"b": "b"}, ""),  # it is never called
         ({"a": "bbbb", "b": "cccc", "c": "RRRR"}, "inlining its local functions turns {1} nodes into {0}"),
         ({"a": "bb", "b": "cc", "c": "RRR"}, ""),
     ],

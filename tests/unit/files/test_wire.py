@@ -1,4 +1,4 @@
-"""The protobuf wire format: what is skipped, what is refused, what is written."""
+"""The protobuf wire format: skipping, refusing and writing fields."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Dimensions by name: what is followed through shapes that a model computes, and that it is what really runs."""
+"""Dimensions by name, inferred through computed shapes, match real runs."""
 
 from pathlib import Path
 
@@ -36,18 +36,18 @@ X1 = "float[b,n,32] x, float[1,1] x1"
 DOUBLE = ("b", times("n", 2), 16)
 KEPT = """t = Concat <axis = 0> (b1, rest)  f = ConstantOfShape <value = int64[1] {1}> (two)  g = Mul (f, rest)
     h = Equal (t, g)  w = Where (h, f, t)  """
-"""How exporters write the -1 of an expansion that keeps what there is."""
+"""The exporters' spelling of -1 in an expansion, which keeps a dimension."""
 
 
 def dims_by_name(model: onnx.ModelProto | Path) -> dict[str, Dims]:
-    """The known dimensions of the values of the main graph."""
+    """Return the known dimensions of values in the main graph."""
     view = View.of(Model.load(model))
     known = known_dims(view)
     return {value.name: known[value.id] for value in view.values_of[MAIN] if value.id in known}
 
 
 def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
-    """The dimensions of y; those that were made up are "?"."""
+    """Return the dimensions of y; generated ones are "?"."""
     head = '<ir_version: 10, opset_import: ["": 18]>'
     model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}> {{ {body} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
@@ -102,7 +102,7 @@ def test_ops_propagate_dimensions_beyond_onnxs_inference(body: str, inputs: str,
 
 
 def test_a_length_that_may_be_smaller_is_not_the_whole_axis() -> None:
-    """A must-fail twin: 32 positions cut at n are n only where the model then adds n of something to them."""
+    """32 positions cut at n are n only if the model then adds a value of length n."""
     cut = SHAPE + "p = Slice (table, zero, n1, one, one)  "
     assert followed(cut + "y = Add (p, w)", "float[b,n,32] x, float[1,1] w") == (1, "?")
     assert followed(cut + "y = Add (p, w)", "float[b,n,32] x, float[1,m] w") == (1, "?")
@@ -141,7 +141,7 @@ def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_inferred_dimensions_match_a_run(path: Path) -> None:
-    """Every dimension of the main graph that is known by numbers and the inputs' names, in exported models."""
+    """Check every dimension known by numbers and the inputs' names, in exported models."""
     model = onnx.load(path)
     found = dims_by_name(path)
     stated = {output.name for output in model.graph.output}

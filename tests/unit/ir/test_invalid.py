@@ -1,4 +1,4 @@
-"""What is said of graphs that are none, the models of the hostile suite among them; and graphs out of order."""
+"""Refusals of invalid graphs, including those of the hostile suite, and sorting of unsorted graphs."""
 
 import random
 from collections import Counter
@@ -57,7 +57,7 @@ def test_an_invalid_model_is_refused_with_the_fault_and_its_place(name: str) -> 
 
 @pytest.mark.parametrize("scale", ["nan", "inf", "-2.0", "0.0", "1e38"])
 def test_a_scale_that_does_not_divide_a_size_is_refused(scale: str) -> None:
-    """From one, onnx infers a size below 0, whose Slice ends the process."""
+    """onnx infers a negative size from such a scale, and a Slice of it crashes the process."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,8,8] x) => (float[1,1,1,8] y) {
             z = Resize (x, , scales)
@@ -80,7 +80,7 @@ def changed(words: str = "y = Relu (x)", **fields: object) -> ModelProto:
 
 
 def owner(op_type: str, inputs: str, **bodies: object) -> ModelProto:
-    """A model of one op; a body that is None is an attribute of a graph without one."""
+    """Build a model of one op; a body of None becomes a graph attribute without a graph."""
     model = changed()
     model.graph.node[0].CopyFrom(helper.make_node(op_type, inputs.split(), ["y"], op_type))
     for name, body in bodies.items():
@@ -98,7 +98,7 @@ def importing(*opsets: tuple[str, int], words: str = "y = Relu (x)") -> ModelPro
 
 
 def fed(code: int | None) -> ModelProto:
-    """A model whose input has an element type of this number; None: no type at all."""
+    """Build a model with this element type for its input; None: no type."""
     model = changed()
     model.graph.input[0].ClearField("type")
     if code is not None:
@@ -210,7 +210,7 @@ TEXTS = ("captures", "if_in_loop", "local_function", "same_names_in_branches")
 
 
 def shuffled(model: ModelProto, seed: int = 3) -> ModelProto:
-    """The model with the nodes of each graph and function in random order, the last one first at least."""
+    """Shuffle the nodes of each graph and function, with the last one first."""
     mixed, rng = ModelProto(), random.Random(seed)
     mixed.CopyFrom(model)
     for holder in (*all_graphs(mixed.graph), *mixed.functions):

@@ -1,4 +1,4 @@
-"""Op patterns: what the matcher captures and refuses, and for each row of the tables a spelling and a near twin."""
+"""Op patterns: matches and captures, and a spelling and a near miss for each row of the tables."""
 
 from collections.abc import Iterable
 
@@ -24,14 +24,14 @@ def view_of(body: str, outputs: str = "float[B,4] y", inputs: str = "float[B,4] 
 
 
 def names(view: View, ops: Iterable[OpId]) -> str:
-    """The first results of ops."""
+    """Return the first results of ops."""
     return " ".join(view.ops[op_id].node.output[0] for op_id in sorted(ops))
 
 
 def found(
     pattern: Pattern, anchor: str, body: str, outputs: str = "float[B,4] y", inputs: str = "float[B,4] x"
 ) -> list[str]:
-    """The closed matches of a pattern, each by the first results of its ops."""
+    """Return the closed matches of a pattern, each by the first results of its ops."""
     view, closed = view_of(body, outputs, inputs), []
     for rare in view.of_kinds((anchor,)):
         for match, last in matches(view, rare, pattern):
@@ -183,7 +183,7 @@ def test_a_bound_below_the_root_is_not_an_epsilon(bound: str) -> None:
         ([0, 1, 5], 3, True),  # half of 0 to 5
         ([0, 1, 6], 3, False),
         ([0, 0.1, 0.2, 0.35], 3, False),
-        ([0, np.inf, 1], 3, True),  # three values, of which no step is known
+        ([0, np.inf, 1], 3, True),  # three values without a known step
         ([5], 1, True),
         ([5, 6], 1, True),
     ],

@@ -1,4 +1,4 @@
-"""Values whose types onnx does not know, in front of operators of whose inference it dies then."""
+"""Values of unknown type before operators that would crash onnx's inference."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ for path in sys.argv[1:]:
 
 
 def test_an_input_of_unknown_type_does_not_end_the_process(tmp_path: Path) -> None:
-    """In a process of its own, as a failure would end this one. Its last line names the model that it fails at."""
+    """In a separate process, which a failure would end; its last line names the model."""
     for name, text in MODELS.items():
         onnx.save(onnx.parser.parse_model(f"{HEAD}\n{text}"), tmp_path / f"{name}.onnx")
     words = [sys.executable, "-c", PROGRAM, *sorted(tmp_path.glob("*.onnx"))]

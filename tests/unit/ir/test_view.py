@@ -1,4 +1,4 @@
-"""Steps along the graph: only readers, numbers, what a value is behind other ops; and analyses that run once."""
+"""Queries of a view: only readers, numbers, factors and exact ops; and analyses that run once."""
 
 from copy import deepcopy
 
@@ -16,7 +16,7 @@ SHAPES = {"x": (2, 2), "y": (2, 2)}
 
 
 class Graph:
-    """A view whose values go by their names."""
+    """Build a view and map its values by name."""
 
     def __init__(self, text: str, outputs: str = "v") -> None:
         self.view = View.of(Model.load(cases.build(text, outputs.split(), shapes=SHAPES, constants=CONSTANTS)))

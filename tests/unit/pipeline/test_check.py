@@ -1,4 +1,4 @@
-"""The check of a conversion on a random batch: what it shows, what it repairs, and what it leaves unchecked."""
+"""The check of a conversion on a random batch: its findings, repairs and limits."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from unit.cli.test_cli import folder, run
 __all__ = ["folder"]
 
 SHOWN = ("llama_outlier", "t5_outlier", "large_logits", "vae_decoder")
-"""Hard models that a random batch shows wrong."""
+"""Hard models with faults that a random batch shows."""
 RIGHT = (*SHOWN, "masked_rows", "far_rotary")
 
 
@@ -30,7 +30,7 @@ PRODUCT = "w = Constant <value = float[8, 8] {" + ", ".join(["0.5"] * 64) + "}> 
 
 
 def loud() -> onnx.ModelProto:
-    """Up to some 10⁶ between products that are low."""
+    """Values up to some 10⁶ between low products."""
     return parsed(f"{PRODUCT} c = Constant <value = float {{1e6}}> () k = Mul (h, c) m = MatMul (k, w) y = Sub (m, k)")
 
 
@@ -49,7 +49,7 @@ def test_a_checked_conversion_is_right_on_real_data_and_reproducible_without_a_c
     assert keep_lines(checked.result) == list(evidence.keep)
     assert verify(hard.model, checked, hard.batch, tolerance=1e-2)
     again = convert(hard.model, keep=list(evidence.keep))
-    assert bool(checked.result.recorded("tf32")) == (name == "vae_decoder")  # convolutions beside what is kept
+    assert bool(checked.result.recorded("tf32")) == (name == "vae_decoder")  # convolutions beside the kept op
     if name == "vae_decoder":
         again.model.metadata_props[0].value += " tf32=1"
     assert again.model.SerializeToString() == checked.model.SerializeToString()

@@ -1,4 +1,4 @@
-"""The finding of conversions that lower little: when it comes, its share, its cause and its remedy."""
+"""The finding on conversions that lower little: its threshold, share, cause and remedy."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_only_a_small_lowered_share_is_reported(kept: int, told: int) -> None:
 
 
 def test_the_share_counts_operations_rather_than_ops() -> None:
-    """Three of four products are low, and hold a thousandth of the operations."""
+    """Three of four products are low, with a thousandth of the operations."""
     graph = "s=Slice(x,zero,one);a=MatMul(s,w);b=MatMul(a,w);c=MatMul(b,w);y=MatMul(x,big);z=ReduceSum(y)"
     constants = {"w": W, "big": np.ones((8, 4096)), "zero": np.int64([0]), "one": np.int64([1])}
     model = build(graph, ["c", "z"], constants=constants)

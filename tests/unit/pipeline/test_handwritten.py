@@ -1,4 +1,4 @@
-"""Small models, one trap each: what is lowered, what the rewrite emits, and that it computes what it did."""
+"""Small models with one trap each: lowered ops, the rewrite's output, and unchanged results."""
 
 from functools import cache
 
@@ -65,19 +65,19 @@ LOWERED = {
     "weight_read_by_both": ("lowered", 2, 1),
     "weight_shared_with_branch": ("after before inner", 4, 1),
 }
-"""By model: the lowered ops, the inserted Casts, the baked constants; at default options."""
+"""By model: lowered ops, inserted Casts and baked constants with default options."""
 
 RANDOM = {"dropout_training", "random_normal_like"}
 FOREIGN = {"custom_domain"}
 BOUND = 16 * DType.FLOAT16.eps
-"""Of the largest output: a handful of roundings of half an eps each, none amplified."""
+"""Relative to the largest output: a few roundings of half an eps each, without amplification."""
 
 every_model = pytest.mark.parametrize("name", corpus.TEXT_MODELS)
 
 
 @cache
 def converted(name: str) -> Converted:
-    """A text model converted at default options. Shared: never change it."""
+    """Convert a text model with default options. The result is shared: never change it."""
     return convert(corpus.text_model(name))
 
 
@@ -109,7 +109,7 @@ def test_the_right_ops_are_lowered_with_the_fewest_casts(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in corpus.TEXT_MODELS if name not in FOREIGN])
 def test_the_model_computes_the_same(name: str) -> None:
-    """The CPU provider computes most half ops in float32: this finds wrong wiring, not lost digits."""
+    """The CPU provider computes most half ops in float32, so this finds wrong wiring but not lost digits."""
     model = corpus.text_model(name)
     feeds = cases.feeds(model)
     after = objections.run(converted(name).model, feeds)
@@ -179,7 +179,7 @@ def test_a_function_may_import_another_opset_with_the_same_ops(call: str, ops: l
 
 
 def test_a_function_of_an_opset_with_different_ops_is_refused() -> None:
-    """Cast has another version in 20. onnx's checker refuses the model, too."""
+    """Cast has another version in opset 20. onnx's checker also refuses the model."""
     model = with_function_of_another_opset("r = Cast <to = 1> (p)", "here.F")
     with pytest.raises(onnx.checker.ValidationError, match="not compatible"):
         onnx.checker.check_model(model)

@@ -1,4 +1,4 @@
-"""Models that are half already: what is named is raised to float32, or all is converted to the other low type."""
+"""Half-precision models: named ops are raised to float32, or all are converted to the other low type."""
 
 from collections import Counter
 
@@ -196,7 +196,7 @@ def norm(opset: int) -> ModelProto:
 
 
 def test_a_decomposed_norm_is_raised_whole() -> None:
-    """Raised alone, Pow would round its square to float16 again before anyone reads it."""
+    """If only Pow were raised, its square would be rounded to float16 again for its readers."""
     result = raised(norm(opset=16), "op=Pow")
     assert raised_ops(result) == BODY_OF_NORM | {"Mul_8", "Add_9"}
     assert [row.because for row in result.report.raised if row.name == "Sub_2"] == ["Pow_3"]
@@ -205,15 +205,15 @@ def test_a_decomposed_norm_is_raised_whole() -> None:
 @pytest.mark.parametrize(
     ("keep", "expected"),
     [
-        ("op=Pow", BODY_OF_NORM),  # what is normalized is float16
+        ("op=Pow", BODY_OF_NORM),  # the normalized value is float16
         ("op=Mul", BODY_OF_NORM),
-        ("op=Neg", {"Neg_0", "Mul_8", "Add_9"}),  # what is normalized is float32
+        ("op=Neg", {"Neg_0", "Mul_8", "Add_9"}),  # the normalized value is float32
         ("*", {"Neg_0", "Relu_10", "Mul_8", "Add_9"} | BODY_OF_NORM),
         ("op=Relu", {"Relu_10"}),
     ],
 )
 def test_scale_and_bias_of_a_norm_have_the_type_of_its_input(keep: str, expected: set[str]) -> None:
-    """From opset 17 on onnxruntime fuses it to one LayerNormalization, and refuses a model that differs there."""
+    """From opset 17 on onnxruntime fuses it to one LayerNormalization and refuses mixed types in it."""
     ort = pytest.importorskip("onnxruntime")
     result = raised(norm(opset=17), keep)
     assert raised_ops(result) == expected
@@ -227,7 +227,7 @@ ATTENTION_INPUTS = "float16[1,1,8] x, float16[1,1,8,8] k, int32[1] s, int32 t"
 
 
 def test_a_kernel_is_not_lost_by_raising() -> None:
-    """CUDA has GroupQueryAttention in float16 and bfloat16 alone."""
+    """CUDA has GroupQueryAttention only in float16 and bfloat16."""
     model = half(ATTENTION, ATTENTION_INPUTS, "float16[1,1,8] y")
     assert rules(raised(model, "*")) == {"GroupQueryAttention_0": ("float16", "unraised")}
     assert rules(raised(model, "*", target="onnx")) == {"GroupQueryAttention_0": ("float32", "raised")}
@@ -261,7 +261,7 @@ NAMES = ("examples/models/digits_cnn.onnx", "tests/models/bert_dynamo20.onnx", "
 
 
 def text(body: str, *, low: str = "bfloat16", held: str = "", opset: int = 22) -> ModelProto:
-    """A model of a low type; `w` and `v` are its weights."""
+    """Build a model in a low type; `w` and `v` are its weights."""
     head = f'<ir_version: 10, opset_import: ["": {opset}]>'
     proto = onnx.parser.parse_model(f"{head} g ({low}[8,8] x) => ({low}[8,8] y) <{held}> {{ {body} }}")
     code = DType.parse(low).code
@@ -272,7 +272,7 @@ def text(body: str, *, low: str = "bfloat16", held: str = "", opset: int = 22) -
 
 
 def types(model: object) -> Counter[str]:
-    """How many values have each floating type."""
+    """Count the values of each floating type."""
     dtypes = (stated.dtype for stated in View.of(Model.load(model)).types if stated is not None)
     return Counter(dtype.spelling for dtype in dtypes if dtype is not None and dtype.floating)
 
@@ -308,6 +308,6 @@ def test_inputs_and_outputs_keep_their_type_by_default() -> None:
 
 def test_ops_that_are_not_lowered_become_float32() -> None:
     result = convert(text("a = Softmax (x)  y = Exp (a)"), to="float16")
-    assert types(result.model) == {"bfloat16": 2, "float32": 5}  # two of them weights that are not read
+    assert types(result.model) == {"bfloat16": 2, "float32": 5}  # two of them unused weights
     assert [finding.kind for finding in result.report.findings] == ["widened"]
     assert {row.dtype for row in result.report.rows if row.op == "Exp"} == {"float32"}

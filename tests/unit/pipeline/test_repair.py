@@ -1,4 +1,4 @@
-"""Repair: regions, the search for the fewest of them, what it says, and what it does when there is nothing to find."""
+"""Repair: regions, the search for the fewest of them, its text, and cases without a solution."""
 
 import json
 import math
@@ -24,15 +24,15 @@ from amp_rewrite.settings.request import Request
 from support.cases import build
 from support.hard_models import HARD
 
-MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
+MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the package's name is the function
 NEAR: dict[str, Any] = {"tolerance": 1e-2}
-"""The largest error may be a hundredth of the largest output: 5 to 10 times what float16 costs these models."""
+"""The allowed error, a hundredth of the largest output: 5 to 10 times the rounding error of these models."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in HARD if name != "t5_outlier"])
 def test_hard_models_are_repaired_with_most_compute_ops_still_low(name: str) -> None:
-    """Without the rules for numbers, which mend some of them before a search."""
+    """Without safety rules, which fix some of them before a search."""
     hard = HARD[name]()
     found = repair(hard.model, hard.batch, safety="none", **NEAR)
     totals = found.converted.report.totals
@@ -42,7 +42,7 @@ def test_hard_models_are_repaired_with_most_compute_ops_still_low(name: str) -> 
 
 
 def needy(layers: int = 8, needs: tuple[int, ...] = (5,)) -> ModelProto:
-    """A chain in which some layers add 255 and subtract it again: float16 keeps eighths there."""
+    """Build a chain in which some layers add 255 and subtract it again, where float16's spacing is an eighth."""
     parts, x = [], "x"
     for i in range(layers):
         parts.append(f"m{i}=MatMul({x},w)")
@@ -137,7 +137,7 @@ def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
 
 
 def blames(*guilty: int) -> tuple[list[frozenset[int]], Callable[[frozenset[int]], bool]]:
-    """A test that passes if all of these are held back, and the questions that it was asked."""
+    """Return a test that passes if all of these are kept, and the list of its calls."""
     asked: list[frozenset[int]] = []
 
     def enough(held: frozenset[int]) -> bool:
@@ -156,7 +156,7 @@ def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
     asked, enough = blames(guilty)
     chosen = minimal_set(1000, enough)
     assert chosen == (guilty,)
-    assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; the one alone
+    assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; only the one
 
 
 @given(st.integers(1, 60), st.data())
@@ -226,7 +226,7 @@ def regions(text: str, errors: dict[str, float] | None = None, **options: object
 
 
 def test_a_region_is_a_low_op_that_rounds_or_reads_weights() -> None:
-    """A Transpose of low values makes none; a Gather is exact, but its table is stored low; Exp is float32."""
+    """A Transpose does not round; a Gather is exact, but its table is stored low; Exp is float32."""
     assert list(regions(REGIONED)) == ["product", "rows", "sum", "head"]
 
 

@@ -1,4 +1,4 @@
-"""Models with outliers beyond float16: shifted they are low throughout, and as exact as without outliers."""
+"""Models with outliers beyond float16 are fully low when shifted, and as accurate as without outliers."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ PLANTED = ("bert_dynamo23", "llama_dynamo21")
 
 
 def _twins(model: ModelProto, ranges: Ranges, *, widen: bool = False) -> tuple[ModelProto, ModelProto]:
-    """The model that is painted, without and with a shift."""
+    """Return the model to color, without and with a shift."""
     before = Draft.of(model, Request.of(), widen=widen)
     after = shift_draft(Draft.of(model, Request.of()), ranges, 2.0).draft
     return before.view.model.to_proto(), after.view.model.to_proto()
@@ -152,7 +152,7 @@ TOKENS = {"i": np.array([1, 5, 60, 7])}
 
 
 def _embedded(text: str, largest: float) -> ModelProto:
-    """A model of tokens: two channels of its table, times a constant, go up to 16 times `largest`."""
+    """Build a model of tokens; two channels of its table, times a constant, reach 16 times `largest`."""
     table = np.random.default_rng(3).standard_normal((64, 8)).astype(np.float32)
     table[:, 3], table[:, 5] = largest, -largest
     constants = {"e": table, "w": WEIGHTS, "g": np.ones(8, np.float32), "s": np.float32(16)}
@@ -204,7 +204,7 @@ def test_a_scaled_range_overflows_exactly_if_its_largest_number_does() -> None:
 
 
 HELD = {"cached_decoder": {"constant_range"}, "detector": {"folded"}}
-"""Rules that hold products in float32: a head of words beyond the type, queries that no input reaches."""
+"""Rules that keep products in float32: a head that overflows, queries without an input."""
 
 
 @pytest.mark.parametrize("name", MODELS)

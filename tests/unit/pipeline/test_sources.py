@@ -1,4 +1,4 @@
-"""Forms of data that every function takes, what `explain` takes, and the report of a conversion, made when read."""
+"""Forms of data and sources for every function, and the lazy report of a conversion."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -90,7 +90,7 @@ def test_a_model_is_converted_with_the_given_options() -> None:
         assert amp_rewrite.explain(model, "product", keep=keep).chains[0].rows[0].dtype == dtype
 
 
-# -- the report is made when it is first read ----------------------------------------------------------------
+# -- the lazy report -----------------------------------------------------------------------------------------
 
 RESHAPED = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,3] x) => (float[3,5] y) { a = MatMul (x, w) b = Reshape (a, shape) y = Relu (b) }"""

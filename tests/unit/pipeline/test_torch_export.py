@@ -1,4 +1,4 @@
-"""`export`: a module of PyTorch to a converted file in one call."""
+"""`export` writes a PyTorch module to a converted file in one call."""
 
 import logging
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_module_becomes_a_checked_file(tmp_path: Path) -> None:
         amp_rewrite.export(net.state_dict(), image, path)
     with pytest.raises(FeedError, match="args must be a tensor or a tuple of tensors, not ndarray"):
         amp_rewrite.export(net, image.numpy(), path)
-    with pytest.raises(ModelError, match="exists"):  # before the export, in which these arguments would fail
+    with pytest.raises(ModelError, match="exists"):  # before the export, which would fail with these arguments
         amp_rewrite.export(net, (image[:, :3],), path)
     with torch.no_grad():
         net[0].weight *= 1e5

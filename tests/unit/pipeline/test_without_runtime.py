@@ -1,4 +1,4 @@
-"""Converting, reporting and explaining need no thread, no other process and no onnxruntime, as in a browser."""
+"""Converting, reporting and explaining work without threads, processes and onnxruntime, as in a browser."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from support.paths import ROOT, TESTS
 
 MODELS = ("bert_ts13", "cnn_external_dynamo22", "loop_dynamo21")
 
-# What a browser cannot do is refused as it refuses it, and every attempt is written down.
+# Operations that a browser lacks raise its errors, and every attempt is recorded.
 BLOCKED = """
 import importlib.abc, os, subprocess, sys, threading, _thread
 
@@ -119,7 +119,7 @@ RUNS: dict[str, Callable[[], object]] = {
 def test_a_feature_that_runs_models_names_itself_and_the_missing_package(
     feature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything else: the models and data that these calls name do not exist."""
+    """It fails first: the models and data in these calls do not exist."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(amp_rewrite.MachineError, match=f"^{feature} runs models in onnxruntime, but .* install"):
         RUNS[feature]()

@@ -13,7 +13,7 @@ from amp_rewrite.settings.request import Request
 def counted(node: str, *inputs: str) -> float:
     """Count the operations of one op with the result `y` and inputs of these shapes; "*" for an unknown shape.
 
-    A type other than float stands before its shape.
+    A type other than float precedes its shape.
     """
     named = []
     for at, (kind, _, shape) in enumerate(text.rpartition(" ") for text in inputs):

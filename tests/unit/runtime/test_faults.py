@@ -1,4 +1,4 @@
-"""Models on which onnxruntime dies or miscomputes: each row of the table, in processes that may die."""
+"""Models that crash onnxruntime or give wrong results: each row of the table, in separate processes."""
 
 import os
 import subprocess
@@ -26,18 +26,18 @@ from support.transposed_products import FLOAT, HALF, SIZES, Row, rows, verdicts
 
 ROWS = {fault.name: fault for fault in FAULTS}
 HERE = onnxruntime.__version__
-DEADLY = pytest.mark.skipif(not HERE.startswith(("1.31.", "1.32.")), reason="what dies is known of some releases alone")
-FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="each death is that of a forked process")
+AFFECTED_RELEASE = pytest.mark.skipif(not HERE.startswith(("1.31.", "1.32.")), reason="crashes of 1.31 and 1.32")
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="crashes need a forked process")
 PRODUCT = "t = Transpose <perm = [1, 0, 2]> (a)  y = MatMul (t, w)"
-DYING = f"a = Identity (x)  {PRODUCT}"
-"""A product that kills the process."""
-LIVING = "t = Transpose <perm = [0, 2, 1]> (x)  y = MatMul (t, k)"
-MET = {
+CRASHING = f"a = Identity (x)  {PRODUCT}"
+"""A product that crashes the process."""
+WORKING = "t = Transpose <perm = [0, 2, 1]> (x)  y = MatMul (t, k)"
+AFFECTED = {
     "merged": "r = Transpose <perm = [0, 2, 1]> (x)  t = Transpose <perm = [2, 0, 1]> (r)  y = MatMul (t, w)",
     "another reader": f"a = Identity (x)  {PRODUCT}  z = Neg (t)",
     "a bias behind": "t = Transpose <perm = [1, 0, 2]> (x)  p = MatMul (t, w)  y = Add (p, one)",
 }
-UNMET = {
+UNAFFECTED = {
     "two Casts": "f = Cast <to = 1> (x) t = Transpose <perm = [1, 0, 2]> (f) c = Cast <to = 10> (t) y = MatMul (c, w)",
     "a public Transpose behind a product": "p = MatMul (x, w)  y = Transpose <perm = [1, 0, 2]> (p)",
     "the default order of axes": "t = Transpose (x)  y = MatMul (t, u)",
@@ -45,7 +45,7 @@ UNMET = {
 
 
 def half(body: str) -> ModelProto:
-    """A float16 model of x[2,3,4] and m[4,4]; `w`, `v`, `u`, `k` are weights."""
+    """Build a float16 model of x[2,3,4] and m[4,4]; `w`, `v`, `u`, `k` are weights."""
     result = "float" if "v)" in body else "float16"
     more = ", float16[A,B,C] z" if "z = " in body else ""
     proto = onnx.parser.parse_model(
@@ -53,8 +53,8 @@ def half(body: str) -> ModelProto:
         f" => ({result}[A,B,C] y{more}) <int64[3] s = {{2, 3, 4}}> {{ {body} }}"
     )
     shapes = {"w": (4, 4), "u": (2, 4), "k": (3, 4), "one": (4,)}
-    held = [numpy_helper.from_array(np.ones(shape, np.float16), name) for name, shape in shapes.items()]
-    proto.graph.initializer.extend([*held, numpy_helper.from_array(np.ones((4, 4), np.float32), "v")])
+    weights = [numpy_helper.from_array(np.ones(shape, np.float16), name) for name, shape in shapes.items()]
+    proto.graph.initializer.extend([*weights, numpy_helper.from_array(np.ones((4, 4), np.float32), "v")])
     return proto
 
 
@@ -69,7 +69,7 @@ def saved(proto: ModelProto, folder: Path) -> Path:
 
 
 def opens(proto: ModelProto, folder: Path, skip: Sequence[str] = ()) -> bool:
-    """True if a process that opens the file as other programs do lives on."""
+    """Whether a process that opens the file like other programs survives."""
     program = "import onnxruntime as ort; ort.InferenceSession(sys.argv[1], disabled_optimizers=sys.argv[2:])"
     try:
         in_subprocess(program, str(saved(proto, folder)), *skip)
@@ -81,23 +81,23 @@ def opens(proto: ModelProto, folder: Path, skip: Sequence[str] = ()) -> bool:
 # -- Transposes before products ------------------------------------------------------------------------
 
 
-@DEADLY
+@AFFECTED_RELEASE
 @FORKS
 def test_the_table_lists_the_models_that_crash(tmp_path: Path) -> None:
-    """Nothing dies but what the row finds; of that, some open where another fusion of onnxruntime comes first."""
+    """Only models found by the row crash; some of them open because another fusion of onnxruntime comes first."""
     models = [row.model(HALF) for row in rows()]
-    met = [bool(avoided(model)) for model in models]
-    chosen = [model for model, found in zip(models, met, strict=True) if not found]
-    deadly = [model for model, found in zip(models, met, strict=True) if found][::8]
-    assert len(chosen) > 150 and len(deadly) > 10
-    fates = verdicts([*chosen, *deadly], tmp_path)
-    assert set(fates[: len(chosen)]) == {"opens"}
-    assert fates[len(chosen) :].count("crashes") > 0.7 * len(deadly)
+    affected = [bool(avoided(model)) for model in models]
+    others = [model for model, found in zip(models, affected, strict=True) if not found]
+    crashing = [model for model, found in zip(models, affected, strict=True) if found][::8]
+    assert len(others) > 150 and len(crashing) > 10
+    found = verdicts([*others, *crashing], tmp_path)
+    assert set(found[: len(others)]) == {"opens"}
+    assert found[len(others) :].count("crashes") > 0.7 * len(crashing)
 
 
 @FORKS
 def test_converted_models_open(tmp_path: Path) -> None:
-    """Each row of the table, in float16, and with the product in float32 behind a Transpose in float16."""
+    """Each row of the table, in float16, and with a float32 product after a float16 Transpose."""
     table = [row for number, row in enumerate(rows()) if avoided(row.model(HALF)) or number % 4 == 0]
     converted = [lowered(row) for row in table]
     parted = [bool(result.plan.parted) for result in converted]
@@ -106,7 +106,7 @@ def test_converted_models_open(tmp_path: Path) -> None:
 
 
 def lowered(row: Row, to: Literal["float16", "bfloat16"] = "float16") -> amp_rewrite.Converted:
-    """A row in the low type, except for a product behind a Cast."""
+    """Convert a row to the low type, except for a product after a Cast."""
     if row.between == "Cast":
         return amp_rewrite.convert(row.model(FLOAT), to=to, lower="op=Transpose", keep="product")
     return amp_rewrite.convert(row.model(FLOAT), to=to, lower=["op=Transpose", "product"])
@@ -126,24 +126,24 @@ def test_a_split_transpose_gives_the_same_numbers(row: Row) -> None:
         np.testing.assert_allclose(low[name], expected, atol=2e-2)
 
 
-@pytest.mark.parametrize("case", MET)
+@pytest.mark.parametrize("case", AFFECTED)
 def test_a_product_of_a_transposed_operand_is_found(case: str, tmp_path: Path) -> None:
     row = ROWS["transposed_product"]
-    assert opens(half(MET[case]), tmp_path, row.skip)
-    assert avoided(half(MET[case])) == list(row.skip)
+    assert opens(half(AFFECTED[case]), tmp_path, row.skip)
+    assert avoided(half(AFFECTED[case])) == list(row.skip)
 
 
-@pytest.mark.parametrize("case", UNMET)
+@pytest.mark.parametrize("case", UNAFFECTED)
 def test_a_model_that_does_not_crash_is_left_alone(case: str, tmp_path: Path) -> None:
-    assert opens(half(UNMET[case]), tmp_path)
-    assert avoided(half(UNMET[case])) == []
+    assert opens(half(UNAFFECTED[case]), tmp_path)
+    assert avoided(half(UNAFFECTED[case])) == []
 
 
 def test_only_affected_products_releases_and_providers_are_handled() -> None:
     cast = Row((1, 0, 2), between="Cast").model(HALF)
     assert avoided(cast, (CUDA, CPU)) == list(ROWS["cast_transpose"].skip)
     assert avoided(Row((1, 0, 2)).model(HALF), (CUDA, CPU)) == []
-    proto = half(DYING)
+    proto = half(CRASHING)
     assert avoided(proto, release="1.19.0") == []
     assert avoided(proto, release="1.32.0") == ["MatmulTransposeFusion"]
     assert avoided(proto, (CUDA, CPU)) == []
@@ -160,7 +160,7 @@ def test_a_product_in_a_function_is_inlined_for_the_workaround(tmp_path: Path) -
 
 
 def run_apart(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]:
-    """What a process prints that opens a model by this package and runs it on ones, and how it ends."""
+    """Open a model in a process with this package and run it on ones; return its output and exit code."""
     code = (
         "import numpy as np; from amp_rewrite.files.model import Model; from amp_rewrite.runtime.runner import Runner;"
         f" runner = Runner.open(Model.load({str(path)!r}));"
@@ -173,22 +173,22 @@ def run_apart(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, s
 
 
 def test_a_half_model_gets_the_fault_and_its_workaround_reported(tmp_path: Path) -> None:
-    """By `convert`, which leaves it as it is, and by `doctor`."""
-    result = amp_rewrite.convert(half(DYING))
+    """By `convert`, which leaves it unchanged, and by `doctor`."""
+    result = amp_rewrite.convert(half(CRASHING))
     (finding,) = (f for f in result.report.findings if f.kind == "runtime_hazard")
     assert result.plan.empty and finding.subject == "Transpose_1"
     assert "crash (SIGSEGV)" in finding.message
     assert "disabled_optimizers=['MatmulTransposeFusion']" in finding.message
-    done = CliRunner().invoke(program, ["doctor", str(saved(half(DYING), tmp_path))])
+    done = CliRunner().invoke(program, ["doctor", str(saved(half(CRASHING), tmp_path))])
     assert "disabled_optimizers=['MatmulTransposeFusion']" in done.stdout
-    assert "MatmulTransposeFusion" not in str(amp_rewrite.doctor(half(LIVING)))
+    assert "MatmulTransposeFusion" not in str(amp_rewrite.doctor(half(WORKING)))
 
 
 # -- biases between quantizers -----------------------------------------------------------------------
 
 
 def biased(bias: float) -> ModelProto:
-    """A convolution between quantizers with float16 scales, whose product float16 does not hold."""
+    """Build a convolution between quantizers with float16 scales, whose product underflows or overflows float16."""
     proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 19]>
         g (uint8[1,1,4,4] x) => (uint8[1,1,4,4] y)
         <float16 s = {0}, float16 t = {0}, float16 r = {0}, uint8 z = {0}, int8 n = {0}, int8[1,1,1,1] k = {1}> {

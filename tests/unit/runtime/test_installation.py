@@ -1,4 +1,4 @@
-"""Faults of an installed onnxruntime: what is said of each, and that no command fails otherwise; its plugins."""
+"""Faults of an installed onnxruntime, with their messages, and its plugins."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ LIBRARY = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 
 
 def installed(site: Path, name: str, version: str) -> None:
-    """Install a made-up package that owns the folder of onnxruntime."""
+    """Install a fake package that owns the folder of onnxruntime."""
     files = {"onnxruntime/__init__.py": f'__version__ = "{version}"\n', LIBRARY: f"library of {name}"}
     for path, text in files.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def test_a_missing_provider_library_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all installed packages but those of onnxruntime."""
+    """Link all installed packages except onnxruntime's into a folder."""
     site = tmp_path_factory.mktemp("site")
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(place).iterdir():
@@ -93,7 +93,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(site: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the package with the modules of one folder alone."""
+    """Run a command of the package with only one folder's modules."""
     program = f"import sys; sys.path[:0] = {[str(site), str(ROOT)]!r}; from amp_rewrite.__main__ import main; main()"
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = (sys.executable, "-S", "-P", "-c", program, *words)
@@ -120,7 +120,7 @@ def test_a_broken_installation_is_named_by_runs_and_still_converts(bare: Path, t
     if text:
         (site / "onnxruntime" / "__init__.py").write_text(text)
     digits = str(ROOT / "examples" / "models" / "digits_cnn.onnx")
-    if state == "raises":  # an import that is tried would fail most loudly
+    if state == "raises":  # an attempted import would raise this
         converted = command(site, digits, "-o", str(tmp_path / "low.onnx"))
         assert converted.returncode == 0, converted.stderr
     verified = command(site, "verify", digits, digits, "--random", "--shape", "image=1,1,8,8", "--tolerance", "1")
@@ -210,14 +210,14 @@ def test_the_remedy_of_a_failed_run_concerns_its_inputs() -> None:
     assert str(error.value) == words
 
 
-# -- providers in packages of their own, with stubs; and the real ones where they are ---------------------
+# -- providers in separate packages, with stubs; and real ones if they are installed ----------------------
 
 
 NAME, PROVIDER = "onnxruntime-ep-stub", "StubExecutionProvider"
 
 
 class Runtime:
-    """What this package asks of onnxruntime about plugins."""
+    """A stub of onnxruntime's functions for plugins."""
 
     __version__ = "1.31.1"
 
@@ -241,7 +241,7 @@ class Runtime:
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """An installed package with a provider, and no other."""
+    """Pretend that only a package with this provider is installed."""
     module = ModuleType("onnxruntime_ep_stub")
     module.get_library_path = lambda: Path("/there/libstub.so")  # type: ignore[attr-defined]
     module.get_ep_names = lambda: [PROVIDER]  # type: ignore[attr-defined]
@@ -278,7 +278,7 @@ def test_an_unusable_plugin_has_a_reason(package: ModuleType, runtime: Any, fail
 def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(
     package: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stub's library does not exist, which onnxruntime itself says."""
+    """The stub's library does not exist; the message is onnxruntime's own."""
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) {y=Neg(x)}')
     with pytest.raises(PolicyError, match=rf"has no provider '{PROVIDER}' \({NAME} 0\.4\.0: .*libstub\.so"):
         Runner.open(Model(model), SessionOptions(providers=(PROVIDER,)))

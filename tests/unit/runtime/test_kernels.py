@@ -1,4 +1,4 @@
-"""Kernel tables: what a registration serves, what the shipped tables say, and limits of other runtimes."""
+"""Kernel tables: registrations, contents of the shipped tables, and limits of other runtimes."""
 
 import json
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""What a process of its own tells about onnxruntime and the driver; what may end a process is replaced here."""
+"""Queries of onnxruntime and the driver in a separate process; calls that may crash are replaced here."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_a_process_that_dies_or_hangs_is_an_error(program: str, failure: str) ->
 
 
 def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Whoever is asked in another process, this runs instead."""
+    """Replace the program of the separate process."""
     monkeypatch.setattr(subprocess, "run", lambda words, **options: RUN([words[0], "-c", program], **options))
 
 
@@ -89,7 +89,7 @@ def test_cuda_opens_if_the_build_has_it_and_a_model_loads(
 
 @pytest.fixture
 def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A device of WebGPU; tests say what it lacks."""
+    """A WebGPU device with the features of a test."""
     device = SimpleNamespace(error=None, assigned=[runner.WEBGPU])
 
     def run(feeds: Any) -> None:

@@ -1,4 +1,4 @@
-"""Options of the CUDA provider that a model decides, and what is passed to a session; nothing here needs a GPU."""
+"""CUDA provider options that depend on the model, and options of sessions; nothing here needs a GPU."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ PRODUCT = "p = Cast <to = 1> (v) q = MatMul (p, p) y = Cast <to = 10> (q)"
 
 
 def network(convolutions: int, dtype: str = "float16", tail: str = "y = Relu (v)", opset: int = 22) -> onnx.ModelProto:
-    """A network of 3x3 convolutions, with something behind them."""
+    """Build a network of 3x3 convolutions followed by other ops."""
     last = ["x", *(f"c{i}" for i in range(1, convolutions)), "v"]
     body = " ".join(f"{b} = Conv <pads = [1, 1, 1, 1]> ({a}, w)" for a, b in pairwise(last))
     return onnx.parser.parse_model(
@@ -45,12 +45,12 @@ CALLED = """<ir_version: 10, opset_import: ["": 20, "own": 1]>
     ("model", "tf32", "channels_last", "costs"),
     [
         (network(8), True, True, False),
-        (network(7), True, False, False),  # a few convolutions are not a convolutional network
+        (network(7), True, False, False),  # a few convolutions do not make a convolutional network
         (network(8, "bfloat16"), True, False, False),  # no kernels with channels last
         (network(8, "float"), False, False, False),
-        (network(8, tail=PRODUCT), False, False, True),  # a float32 product is left: its digits count more
+        (network(8, tail=PRODUCT), False, False, True),  # the digits of a remaining float32 product take precedence
         (onnx.parser.parse_model(SOUNDS), True, False, False),  # one dimension
-        (onnx.parser.parse_model(CALLED), False, False, False),  # a function may hold anything
+        (onnx.parser.parse_model(CALLED), False, False, False),  # a function may contain anything
         (network(8, "bfloat16", opset=20), False, False, False),  # not valid
     ],
 )
@@ -80,11 +80,11 @@ def test_a_report_and_the_doctor_print_the_options_of_a_plain_session() -> None:
     assert check.remedy.startswith("set the provider option use_tf32=1 if 10 bits of significand are enough")
 
 
-# -- TF32 where float32 products are left --------------------------------------------------------------
+# -- TF32 for remaining float32 products ---------------------------------------------------------------
 
 
 def beside(condition: float, tail: str = "o = MatMul (q, back)") -> onnx.ModelProto:
-    """Convolutions, and beside them two products that undo each other: TF32 errs by the condition times 2⁻¹²."""
+    """Build convolutions and two products that cancel: TF32's error is the condition number times 2⁻¹²."""
     model = network(8, "float")
     graph = model.graph
     text = (
@@ -128,7 +128,7 @@ def test_a_file_permits_tf32_if_its_outputs_tolerate_it(condition: float, permit
     entry.value = entry.value.replace("tf32=1", "tf32=0")
     assert not cuda_options(checked.result).tf32
     again = amp_rewrite.convert(tmp_path / "low.onnx", to="bfloat16", lower=["op=Conv"], keep=KEPT)
-    assert cuda_options(again.result).cost  # another file, that was not tried
+    assert cuda_options(again.result).cost  # another file, which was not tested
     assert "tf32" in {finding.kind for finding in again.report.findings}
 
 
@@ -181,11 +181,11 @@ def test_cells_that_round_inside_are_not_tried_in_tf32() -> None:
     assert in_tf32(Model(onnx.parser.parse_model(cell))) is None
 
 
-# -- what is passed ------------------------------------------------------------------------------------
+# -- options of sessions -------------------------------------------------------------------------------
 
 
 class Opened:
-    """A session of onnxruntime in which plans are missing with channels last, if `planless`."""
+    """A stub of onnxruntime's session; with `planless`, channels last has no plan."""
 
     seen: ClassVar[list[dict[str, str]]] = []
     planless = False
@@ -209,7 +209,7 @@ class Opened:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """The options of CUDA of each session that is opened."""
+    """Collect the CUDA options of each opened session."""
     monkeypatch.setattr("onnxruntime.InferenceSession", Opened)
     monkeypatch.setattr(runner_module, "check_providers", lambda _providers: None)
     monkeypatch.setattr(runner_module, "preload_once", lambda: None)
@@ -288,7 +288,7 @@ def test_unrecordable_models_run_without_a_graph_with_onnxruntimes_reason(cuda_s
 
 
 class Recorded:
-    """A model that doubles its input, and counts how it is run."""
+    """A stub of a model that doubles its input and counts its runs."""
 
     def __init__(self, records: bool = True) -> None:
         self.records = records

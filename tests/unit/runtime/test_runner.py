@@ -1,4 +1,4 @@
-"""Opening and running models: names, types, weights in files, providers, and what onnxruntime objects to."""
+"""Opening and running models: names, types, weights in files, providers, and errors of onnxruntime."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def parsed(graph: str, opset: int = 20, ir: int = 10) -> Model:
 
 
 def heavy() -> onnx.ModelProto:
-    """y = x @ w with a w of 64 KiB that the tests know."""
+    """Build y = x @ w with a known w of 64 KiB."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 128]) for name in "xy")
     product = helper.make_node("MatMul", ["x", "w"], ["y"])
     graph = helper.make_graph([product], "g", [x], [y], [numpy_helper.from_array(WEIGHT, "w")])
@@ -39,7 +39,7 @@ def heavy() -> onnx.ModelProto:
 
 WEIGHT = np.random.default_rng(5).standard_normal((128, 128)).astype(np.float32)
 ROW = np.random.default_rng(6).standard_normal((1, 128)).astype(np.float32)
-# A product of 128 terms, summed in another order: 128 roundings of the largest partial sum, about 60, at most.
+# A product of 128 terms in another order: at most 128 roundings of the largest partial sum, about 60.
 CLOSE = 128 * 2.0**-24 * 60
 
 
@@ -96,7 +96,7 @@ def test_outputs_are_returned_by_name_and_defaults_are_optional() -> None:
 
 
 def test_only_the_part_behind_the_requested_outputs_is_opened() -> None:
-    """The other output cannot be computed: nobody knows its op."""
+    """The other output cannot be computed, because its op is unknown."""
     model = parsed("""g (float[2, 3] x, bool c) => (float[2, 3] y, float[2, 3] z) {
         y = Neg (x)
         two = Add (x, x)
@@ -131,7 +131,7 @@ def test_sequences_are_lists_and_empty_optionals_are_none() -> None:
 @pytest.mark.parametrize("between", ["n = Identity (m)", "n = Abs (m)"])
 @pytest.mark.parametrize("optimized", [True, False])
 def test_a_training_normalization_never_writes_into_its_inputs(between: str, optimized: bool) -> None:
-    """onnxruntime updates them in place where nobody else reads them."""
+    """onnxruntime updates them in place if they have no other readers."""
     model = parsed(f"""g (float[2, 3] x, float[3] s, float[3] m, float[3] v) => (float[2, 3] y, float[3] z) {{
         {between}
         y, m2, v2 = BatchNormalization <training_mode = 1> (x, s, s, n, v)
@@ -164,7 +164,7 @@ def test_weights_stay_in_their_file(tmp_path: Path, external: bool) -> None:
 
 
 def test_a_pending_cast_is_applied(tmp_path: Path) -> None:
-    """What runs is the rounded weight, not the one in the file."""
+    """The rounded weight is used instead of the one in the file."""
     onnx.save(heavy(), tmp_path / "m.onnx")
     converted = amp_rewrite.convert(tmp_path / "m.onnx", to="float16").result
     assert stubs(converted)
@@ -206,7 +206,7 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
         Runner.open(model)
 
 
-# -- objections ----------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ Options = list[dict[str, object]]
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Options:
-    """The options of each session that is opened."""
+    """Collect the options of each opened session."""
     seen: Options = []
 
     class Spy(onnxruntime.InferenceSession):  # type: ignore[misc]
@@ -284,7 +284,7 @@ def test_options_reach_the_runtime(opened: Options) -> None:
 def test_optimizers_that_may_crash_the_process_are_disabled_for_such_models(
     opened: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Runner.open(convert(TESTS / "models" / "lstm_ts13.onnx").result)  # whose Transposes the conversion parted
+    Runner.open(convert(TESTS / "models" / "lstm_ts13.onnx").result)  # with Transposes split by the conversion
     fault = next(fault for fault in FAULTS if "MatmulTransposeFusion" in fault.skip)
     monkeypatch.setattr("amp_rewrite.runtime.runner.faults_to_avoid", lambda *_: [fault])
     Runner.open(parsed(TWO))
@@ -308,7 +308,7 @@ def test_inputs_updated_by_a_training_normalization_are_found_through_copies() -
     assert not written_to(graph) & {"x", "s", "b", "v", "k", "y"}
 
 
-# -- state that goes round on the device: one set is read while the other is written -------------------
+# -- state on the device: one set of buffers is read while the other is written ------------------------
 
 COUNTING = """<ir_version: 10, opset_import: ["": 20]>
 net (float[N] x, float[2] s, float t) => (float[2] new_s, float[] new_t, float[] sum) {
@@ -336,7 +336,7 @@ def test_a_run_alternates_between_two_sets_of_buffers() -> None:
     made.run(0, {"x": np.ones(1, np.float32)})
 
     assert len(set(places)) == 4
-    assert made.buffer.arrays(0)["s"].tolist() == [1, 2]  # the side that was read is as it was
+    assert made.buffer.arrays(0)["s"].tolist() == [1, 2]  # the side that was read is unchanged
     assert places == [value.data_ptr() for side in made.buffer.sides for value in side.values()]
 
 
@@ -366,7 +366,7 @@ def test_unknown_outputs_and_arrays_for_no_input_are_refused() -> None:
 
 
 class Tensor:
-    """A tensor of another library, on a GPU of a number."""
+    """A tensor of another library on a numbered GPU."""
 
     def __init__(self, device: str, at: int) -> None:
         self.place = device, at
@@ -378,7 +378,7 @@ class Tensor:
 
 
 class Value:
-    """OrtValue, as far as its place goes."""
+    """A stub of OrtValue's location."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -409,7 +409,7 @@ def test_a_tensor_is_bound_in_place_or_copied(
 
 
 class Elsewhere:
-    """A value in the memory of a device."""
+    """A value in a device's memory."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""Options of a conversion: from files, variables, keywords and the command line, which wins, and values refused."""
+"""Options of a conversion: their precedence in files, variables, keywords and command line, and refused values."""
 
 import os
 import sys

@@ -229,7 +229,7 @@ def test_a_senseless_io_rule_is_an_error_with_a_remedy(block: View, rule: str, m
 
 
 def net(inputs: list[str], outputs: list[str], kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    """Return a model with inputs that are each an output, plus their sum."""
+    """Return a model whose outputs are its inputs and their sum."""
     nodes = [helper.make_node("Identity", [a], [b]) for a, b in zip(inputs, outputs, strict=True)]
     nodes.append(helper.make_node("Sum", inputs, ["sum"]))
     given = [helper.make_tensor_value_info(name, kind, [2]) for name in inputs]

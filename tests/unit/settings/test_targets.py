@@ -1,4 +1,4 @@
-"""Targets: their words, releases and files, and what conversions for them do."""
+"""Targets: spellings, releases, kernel tables, and conversions for them."""
 
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
 
 
 def test_ops_of_an_opset_beyond_the_table_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest table is played by one that ends at opset 13."""
+    """A table that ends at opset 13 replaces the newest one."""
     old = load_kernels("1.20.0")
     object.__setattr__(old, "opset", 13)
     monkeypatch.setattr("amp_rewrite.runtime.kernels.load_kernels", lambda _release="": old)
@@ -193,7 +193,7 @@ def test_a_request_overrides_a_fault_and_the_report_names_it() -> None:
 
 @pytest.mark.parametrize("target", ["ort-cuda", "onnx"])
 def test_a_listed_op_of_a_custom_domain_is_lowered_once_its_schema_is_registered(target: str) -> None:
-    """The kernel tables do not cover its domain: its kernel comes with a library of custom operators."""
+    """The kernel tables do not cover its domain, because its kernel is in a library of custom operators."""
     domain, kinds = f"test.{target[:3]}", [("T", ["tensor(float)", "tensor(float16)"], "")]
     ports = (onnx.defs.OpSchema.FormalParameter(name, "T") for name in "abc")
     inputs, result = [next(ports), next(ports)], [next(ports)]

@@ -1,4 +1,4 @@
-"""Many machines: a real cluster of Dask's processes, and workers that are killed."""
+"""Batches on a real Dask cluster of processes, even if workers are killed."""
 
 import os
 from collections.abc import Iterator

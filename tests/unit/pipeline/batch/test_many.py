@@ -1,4 +1,4 @@
-"""Many models in Python: the tree, names, failures, resuming, shared weights, other executors."""
+"""Batches in Python: trees, names, failures, resuming, shared weights, other executors."""
 
 import json
 import os
@@ -160,7 +160,7 @@ def test_a_pattern_must_match_in_some_model(src: Path, out: Path) -> None:
 
 
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    home = sys.modules["amp_rewrite.pipeline.convert"]  # the name in the package is the function
+    home = sys.modules["amp_rewrite.pipeline.convert"]  # the package's name is the function
     real, names = home.convert, list[str]()
 
     def counting(model: Any, **more: Any) -> Any:
@@ -221,7 +221,7 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
 
 
 class Counting(Executor):
-    """Runs jobs at once, as they would come back from another machine, and counts those that are not waited for."""
+    """Run jobs immediately with pickled results, and count pending ones."""
 
     def __init__(self) -> None:
         self.most = self.flying = 0

@@ -1,4 +1,4 @@
-"""Jobs in other processes: some die, results never pile up, and interrupts end them."""
+"""Jobs in other processes: crashes, bounded queues and interrupts."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
 
 def work(job: tuple[str, int]) -> int:
-    """Do a job in another process: return the number, or die as the text says."""
+    """Run a job in another process: return the number, or end as requested."""
     how, number = job
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_a_killed_process_loses_only_its_own_job() -> None:
 
 @posix
 def test_ctrl_c_only_interrupts_the_parent_even_while_a_process_starts() -> None:
-    """A process that loads modules would answer it with a traceback."""
+    """A process that loads modules would print a traceback."""
     with Processes(1) as pool:
         blocked = pool.submit(partial(signal.pthread_sigmask, signal.SIG_BLOCK), []).result()
     assert signal.SIGINT in blocked and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -126,17 +126,17 @@ def test_processes_remove_partial_files_and_end_with_their_parent(tmp_path: Path
 
 
 def _alive(pid: int) -> bool:
-    """True for a process that runs; one that ended may wait for its parent to notice."""
+    """Whether a process is running; an ended one may still be a zombie."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-# -- a scheduler of Dask, on a stand-in; test_dask.py runs a real one, where it is installed -----------------
+# -- a stub of Dask's scheduler; test_dask.py runs a real one if it is installed -----------------------------
 
 
 @pytest.fixture
 def distributed(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """The part of `distributed` that is used, with twelve threads on two workers."""
+    """A stub of `distributed` with twelve threads on two workers."""
     module = MagicMock()
     client = module.Client.return_value
     client.__enter__.return_value, client.__exit__.return_value = client, None

@@ -1,4 +1,4 @@
-"""Batches whose files are in stores, by URL: fsspec's memory and file systems."""
+"""Batches of files in stores by URL: fsspec's memory and file systems."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def memory() -> Iterator[Any]:
 
 @pytest.fixture
 def src(tmp_path: Path, memory: Any) -> Path:
-    """A repository here, and the same at memory://hub/src."""
+    """Write a repository locally and at memory://hub/src."""
     folder = repository(tmp_path / "src")
     net(folder / "big" / "model.onnx", data="model.onnx_data")
     (folder / "genai_config.json").write_text('{"model": {"decoder": {"filename": "model.onnx"}}}')
