@@ -36,7 +36,7 @@ STEPS = (
         ("calibrate", "model.onnx", *DATA, "-o", "ranges.json"),
     ),
     (
-        "Where does it go wrong? Locate the first op where the error jumps, and the ops that add most to it.",
+        "Where does it go wrong? Locate the first op where the error jumps, and the ops that add the most error.",
         ("locate", "model.onnx", "plain.onnx", *DATA, "--top", "3"),
     ),
     (

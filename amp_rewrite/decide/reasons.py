@@ -252,7 +252,7 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "bias": ("the same numbers, and the product stays low", ""),
-    "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low, too"),
+    "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low as well"),
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers your inputs"),
     "channels_last": ("with default options each convolution changes the layout twice", "use these options"),
     "float64": ("these ops are not lowered", "--set narrow=true makes them float32 first"),

@@ -348,7 +348,7 @@ def _notes_of_model(candidate: Candidate, runner: Runner) -> Iterator[str]:
     bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
     if bad:
         numbers = sum(array.size for array in arrays)
-        yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
+        yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} values; compare with `amp-rewrite verify`"
     if runner.provider == CUDA and (cost := cuda_options(candidate.model).cost):
         yield f"{candidate.name}: {cost}"
 
@@ -360,7 +360,7 @@ def _notes(entries: Sequence[BenchEntry], provider: str, random: bool) -> Iterat
     if provider == CUDA:
         yield "float32 is computed without TF32 unless the name says so; onnxruntime itself uses it by default"
     if random:
-        yield "the data is random: a model whose work depends on its data may take a different time on yours"
+        yield "the data is random: a model whose work depends on its data may run faster or slower on yours"
 
 
 def interleaved(

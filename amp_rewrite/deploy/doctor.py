@@ -157,7 +157,7 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     else:
         served = f"serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
         if built is not None and machine.cuda[0] < built:
-            fact = f"{served}, and this onnxruntime is built for CUDA {built}"
+            fact = f"{served}, but this onnxruntime is built for CUDA {built}"
             yield Check("driver", FINDING, fact, "update the driver")
         else:
             yield Check("driver", OK, served)
@@ -232,7 +232,7 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         whole = totals.compute_lowered == totals.compute_ops
         yield Check("model", OK if whole else ADVICE, fact, "" if whole else "`amp-rewrite convert` says why for each")
     else:
-        yield Check("model", ADVICE, "no op in it gains from a low type")
+        yield Check("model", ADVICE, "no op would gain from a low type")
     if own is low:
         yield from kept_by_conversion(source, low)
     for finding in converted.report.findings:

@@ -77,7 +77,7 @@ class Located(Result):
         else:
             lines += ["the error first jumps at", *_table([self.first_jump])]
         if shown := self.top(top):
-            lines += ["", "ops that add most", *_table(shown)]
+            lines += ["", "ops that add the most error", *_table(shown)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
 
     def to_json(self, *, top: int | None = None) -> str:

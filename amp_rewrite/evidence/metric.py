@@ -93,7 +93,7 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     if not given:
         raise PolicyError(
             f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
-            f" {spelled('atol')}, or {spelled('metric')} with its bound; to start with, a tolerance of {STARTS}"
+            f" {spelled('atol')}, or {spelled('metric')} with its bound; start with a tolerance of {STARTS}"
         )
     if len(given) > 1 and given.keys() != {"rtol", "atol"}:
         raise PolicyError(f"{' and '.join(map(spelled, given))} are given; choose one of them")

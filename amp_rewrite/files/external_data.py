@@ -119,7 +119,7 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = one_line(cause)
-        raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {reason}; export it again") from error
+        raise ModelError(f"onnx_ir cannot convert the program to a ModelProto: {reason}; export it again") from error
     assert isinstance(proto, ModelProto)
     return proto, stubs.sources
 

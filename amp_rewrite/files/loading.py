@@ -136,7 +136,7 @@ def _check(proto: ModelProto, name: str) -> None:
     for imported in proto.opset_import:
         if imported.domain in ("", "ai.onnx") and not 1 <= imported.version <= newest:
             raise ModelError(
-                f"{name} imports ai.onnx opset {imported.version}, but onnx {onnx.__version__} knows 1 to {newest};"
+                f"{name} imports ai.onnx opset {imported.version}, but onnx {onnx.__version__} supports 1 to {newest};"
                 " upgrade onnx or correct the import"
             )
     check_expansion(proto, name)

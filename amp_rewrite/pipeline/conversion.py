@@ -377,11 +377,11 @@ def finish(
 
 def _parted_findings(view: View, plan: Plan) -> Iterator[Finding]:
     if plan.parted:
-        number = count(len(plan.parted), "Transpose stays", "Transposes stay")
+        number = count(len(plan.parted), "Transpose enclosed", "Transposes enclosed")
         yield Finding(
             "parted",
             view.ops[min(plan.parted)].name,
-            f"{number} between two Reshapes, which move nothing: onnxruntime from 1.20 on swaps such a Transpose with"
+            f"{number} in two Reshapes, which move nothing: onnxruntime from 1.20 on swaps such a Transpose with"
             " the Cast before a product, and crashes",
         )
 

@@ -244,7 +244,7 @@ def _words(row: ShiftRow) -> str:
     ]
     if row.kept:
         words.append(f"{count(len(row.kept), 'value')} too small for the shift: {_some(row.kept)}")
-    words.append(f"undone at {_some(row.ends)}" if row.ends else "no op has to undo it")
+    words.append(f"undone at {_some(row.ends)}" if row.ends else "nothing needs to undo it")
     return "; ".join(words)
 
 

@@ -361,7 +361,7 @@ class Search:
             return self._result(None)
         reference = self.reference.model if self.draft.view.low_types else self.draft.view.model
         feed = Feed.of(self.feed, reference, allow_nonfinite=True)  # in the types of the reference
-        progress = _stage(self.progress, "own errors")
+        progress = _stage(self.progress, "local errors")
         errors = local_errors(reference, plain.result, unrolled(feed, reference), progress=progress)
         self.regions = sorted(regions_of(self.draft, plain.coloring, errors), key=suspicion)
         return self._result(minimal_set(len(self.regions), self._passes))

@@ -30,7 +30,7 @@ _MESSAGES = {
     100: "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the container a GPU",
     802: "the GPUs are not yet initialized; start nvidia-fabricmanager",
     803: "the NVIDIA driver's library and its kernel module have different versions; restart the machine",
-    804: "the NVIDIA driver is too old for the CUDA compatibility package that is installed; update the driver",
+    804: "the NVIDIA driver is too old for the installed CUDA compatibility package; update the driver",
 }
 
 

@@ -34,7 +34,7 @@ def in_subprocess(program: str, *arguments: str, subject: str = "onnxruntime", s
         raise MachineError(f"{subject} did not answer within {seconds:.0f} seconds") from cause
     if done.returncode < 0:
         name = signal.strsignal(-done.returncode)
-        raise MachineError(f"{subject} ended the process with signal {-done.returncode} ({name})")
+        raise MachineError(f"{subject} crashed with signal {-done.returncode} ({name})")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise MachineError(f"{subject} did not answer: the process exited with code {done.returncode}: {last[:300]}")

@@ -104,7 +104,7 @@ def release_refusal(needed: str, operators: Collection[str], release: str, provi
     """
     if release_number(release) and release_number(release) < release_number(needed):
         return (
-            f"it needs onnxruntime {needed} or later for {', '.join(operators)}, and this is {release}, which refuses"
+            f"it needs onnxruntime {needed} or later for {', '.join(operators)}, but this is {release}, which refuses"
             f" or miscomputes it; update onnxruntime, or convert the source with --target ort-cuda:{release}"
         )
     lacking = [name for name in operators if not _serves(provider, name)]

@@ -77,7 +77,7 @@ def _match_nothing(view: View, rule: IoRule, names: Sequence[str]) -> None:
         return
     there = f"the names are {', '.join(names[:5])}" if names else "the model has none"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    like = "as a key-value cache" if rule.names is _CACHE else repr(rule.glob)
+    like = "like a key-value cache" if rule.names is _CACHE else repr(rule.glob)
     hint = advice_on(rule.glob, names, there)
     matches_nothing(rule.text, f"io {rule.text!r}: no float32 {kind} is named {like}; {hint}")
 

@@ -222,7 +222,7 @@ class Request:
     )
     headroom: float | None = data_option(
         None,
-        "the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
+        "the factor by which measured values may grow without overflow, for `convert` and `repair`; by default 2",
         metavar="X",
         parse=check_headroom,
     )
@@ -262,7 +262,7 @@ class Request:
     )
     tolerance: float | None = data_option(
         None,
-        f"allowed error, relative to the largest value of the output; to start with, {STARTS}",
+        f"allowed error, relative to the largest value of the output; start with {STARTS}",
         metavar="X",
         help="Allowed error, relative to each output's largest value.",
     )
@@ -281,7 +281,7 @@ class Request:
     )
     budget: int | None = data_option(
         None,
-        "the largest number of trials in a repair, by default 100; in Python an argument of `repair`",
+        "the maximum number of trials in a repair, by default 100; in Python an argument of `repair`",
         metavar="N",
     )
     config: str = ""

@@ -273,7 +273,7 @@ class Summary:
 
     def check(self, *, overwrite: bool, resume: bool) -> None:
         if url := url_of(self.path):
-            raise ReportError(f"cannot write a summary to {url}: it grows by a line at a time; name a local file")
+            raise ReportError(f"cannot write a summary to {url}: lines are appended to it; name a local file")
         if self.path.suffix.lower() not in _JSONL:
             fact = f"cannot write a summary to {self.path}: it has a line of JSON for each model"
             raise ReportError(f"{fact}; name a .jsonl file")
@@ -304,7 +304,7 @@ class Summary:
             except ValueError as error:
                 if number == len(lines):  # cut off
                     break
-                fact = "is not a line that convert writes"
+                fact = "is not a line written by convert"
                 raise ReportError(f"{self.path}:{number} {fact} ({error}); name a summary, or another file") from error
             latest[outcome.source] = outcome
         return latest
@@ -326,4 +326,4 @@ class Summary:
             yield
         except OSError as cause:
             reason = cause.strerror or cause
-            raise ReportError(f"cannot write {self.path}: {reason}; models written so far stay") from cause
+            raise ReportError(f"cannot write {self.path}: {reason}; models written so far are kept") from cause

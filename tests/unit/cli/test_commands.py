@@ -109,7 +109,7 @@ the error first jumps at
   op  type  runs as  adds  off by  max abs  largest value
   up  Mul   float16   inf     inf      inf          3e+05  overflows
 
-ops that add most
+ops that add the most error
   op    type  runs as  adds  off by  max abs  largest value
   up    Mul   float16   inf     inf      inf          3e+05  overflows
   down  Mul   float16   inf     inf      inf       1.17e+03  overflows

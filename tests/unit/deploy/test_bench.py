@@ -135,7 +135,7 @@ def test_a_failing_or_dying_process_reports_why(tmp_path: Path, monkeypatch: pyt
     dying.write_text("#!/bin/sh\nkill -9 $$\n")
     dying.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(dying))
-    with pytest.raises(MachineError, match=r"^its process ended the process with signal 9 \(Killed\)$"):
+    with pytest.raises(MachineError, match=r"^its process crashed with signal 9 \(Killed\)$"):
         peak_memory(tmp_path / "m.onnx", {"x": X}, CPU)
 
 
@@ -185,7 +185,7 @@ def test_the_text_shows_latencies_and_warns_of_missing_numbers() -> None:
     log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
     given = np.array([[1, -1, 0]], np.float32)
     found = amp_rewrite.bench([parsed(log)], {"x": given}, provider=CPU, rounds=1, memory=False)
-    assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 numbers; `amp-rewrite verify` compares",)
+    assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 values; compare with `amp-rewrite verify`",)
     assert RESULT.text() == TEXT
     assert RESULT.baselines == ("a.onnx",)
 

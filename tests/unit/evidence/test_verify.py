@@ -335,7 +335,7 @@ def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
 
 NONE = (
     "no criterion given, and there is no default; give tolerance=, rtol= and/or atol=, or metric= with its bound;"
-    " to start with, a tolerance of 1e-2 for float16, 8e-2 for bfloat16"
+    " start with a tolerance of 1e-2 for float16, 8e-2 for bfloat16"
 )
 
 

@@ -157,7 +157,9 @@ def test_models_that_onnx_ir_cannot_write_are_refused_in_one_line():
     given = program(ir.Tensor(values(65, 64)))
     sparse = ir.Attr("value", ir.AttributeType.SPARSE_TENSOR, object())
     next(iter(given.graph)).attributes["value"] = sparse
-    with pytest.raises(ModelError, match=r"^onnx_ir cannot make a ModelProto [^\n]*Sparse tensors [^\n]*again$"):
+    with pytest.raises(
+        ModelError, match=r"^onnx_ir cannot convert the program to a ModelProto: [^\n]*Sparse tensors [^\n]*again$"
+    ):
         Model.load(given)
 
 

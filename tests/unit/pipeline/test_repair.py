@@ -71,7 +71,7 @@ def repaired(model: ModelProto, **options: Any) -> Repaired:
 def test_the_only_faulty_layer_is_found_and_named() -> None:
     told: list[tuple[str, int, int]] = []
     found = repaired(needy(), progress=lambda *step: told.append(step))
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "own errors"]
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "local errors"]
     assert all(0 < done <= total for _, done, total in told)
     assert (found.solved, found.minimal) == (True, True)
     assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["m5", "u5", "d5"]

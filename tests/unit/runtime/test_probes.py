@@ -32,7 +32,7 @@ def test_a_subprocess_imports_the_package_and_nothing_from_its_folder() -> None:
 @pytest.mark.parametrize(
     ("program", "failure"),
     [
-        ("import os; os.kill(os.getpid(), 11)", "it ended the process with signal 11 (Segmentation fault)"),
+        ("import os; os.kill(os.getpid(), 11)", "it crashed with signal 11 (Segmentation fault)"),
         ("import time; time.sleep(60)", "it did not answer within 1 seconds"),
         (
             "import nothing",
@@ -63,7 +63,7 @@ def test_the_driver_is_queried_in_a_process_that_may_crash(monkeypatch: pytest.M
     saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
     assert query_hardware() == Hardware(absence="none")
     saying(monkeypatch, "import os; os.kill(os.getpid(), 11)")
-    ended = "ended the process with signal 11 (Segmentation fault)"
+    ended = "crashed with signal 11 (Segmentation fault)"
     assert query_onnxruntime() == {"failure": f"onnxruntime {ended}"}
     absence = query_hardware().absence
     assert absence == f"the NVIDIA driver {ended}; restart the machine, or reinstall the driver"

@@ -269,7 +269,7 @@ def test_cache_names_of_exporters_are_recognized(past: str, present: str) -> Non
 def test_other_names_are_not_taken_for_caches(name: str) -> None:
     model = net([name, "past_key_values.0.key"], ["y", "present.0.key"])
     assert lowered_names(model, io="caches") == {"past_key_values.0.key", "present.0.key"}
-    with pytest.raises(PatternError, match=r"io 'caches': no float32 input or output is named as a key-value cache"):
+    with pytest.raises(PatternError, match=r"io 'caches': no float32 input or output is named like a key-value cache"):
         convert(net([name], ["y"]), io="caches")
 
 

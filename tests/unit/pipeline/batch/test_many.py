@@ -207,7 +207,7 @@ def test_changed_models_are_converted_again(
 @pytest.mark.parametrize("text", ["{}\n", "not json\n{}\n", "\xff\n"])
 def test_a_file_that_is_not_a_summary_is_refused(src: Path, out: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "s.jsonl").write_text(text, encoding="latin-1")
-    with pytest.raises(ReportError, match=r"s\.jsonl:1 is not a line that convert writes"):
+    with pytest.raises(ReportError, match=r"s\.jsonl:1 is not a line written by convert"):
         convert_many(src, out=out, summary=tmp_path / "s.jsonl", resume=True)
     assert not out.exists()
 
