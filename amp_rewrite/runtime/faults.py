@@ -116,7 +116,7 @@ _SEEN_THROUGH = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"
 def swapped_transposes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     """Yield the Transposes before a product that onnxruntime swaps with a Cast and then fails to fuse.
 
-    The graph stays half rewritten. Such a Transpose moves the first axis inwards (`_inwards`), and the product reads it
+    The graph stays half rewritten. Such a Transpose moves the first axis inward (`_inward`), and the product reads it
     through a Cast: one in the model, or one added by the CPU provider, which has no float16 product. The other operand
     has another rank, or a rank is unknown; otherwise the fusion succeeds. O(nodes).
     """
@@ -135,7 +135,7 @@ def _transposes_of_products(view: View, dtype_of: DtypeOf) -> Iterator[tuple[Op,
             continue
         computed = dtype_of(product.results[0])
         for side, other in ((0, 1), (1, 0)):
-            op = _inwards(view, product, side)
+            op = _inward(view, product, side)
             moved = dtype_of(op.results[0]) if op is not None else None
             if op is None or moved is DType.FLOAT or (moved is computed and computed is not DType.FLOAT16):
                 continue
@@ -148,7 +148,7 @@ _PRODUCTS = ("MatMul", "com.microsoft::FusedMatMul")
 _FIRST_FUSED_PRODUCT = 9
 
 
-def _inwards(view: View, product: Op, side: int) -> Op | None:
+def _inward(view: View, product: Op, side: int) -> Op | None:
     """Return the nearest Transpose before an operand if it moves the first axis to one of the last two places.
 
     It may do so together with the Transposes before it.
@@ -292,7 +292,7 @@ def fault_findings(
 
 
 def faults(view: View, to: DType, target: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
-    """Yield the ops computed wrongly by a release in the low type, each with the fault. O(nodes)."""
+    """Yield the ops computed incorrectly by a release in the low type, each with the fault. O(nodes)."""
 
     def dtype_of(value: ValueId) -> DType | None:
         dtype = view.dtype(value)

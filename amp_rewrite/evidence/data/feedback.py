@@ -182,7 +182,7 @@ def fits(out: Port, into: Port) -> bool:
 
 
 def _typed(port: Port) -> str:
-    dtype = port.dtype.spelling if port.dtype else "of no single type"
+    dtype = port.dtype.spelling if port.dtype else "of unknown type"
     container = "" if port.container == TENSOR else f"{port.container} of "
     return f"{container}{dtype} {port.dims if port.shape is not None else 'of unknown shape'}"
 

@@ -188,7 +188,7 @@ def test_a_request_overrides_a_fault_and_the_report_names_it() -> None:
     result = convert(attention(512), target="ort-cuda:1.25", lower="op=Attention")
     (row,) = (row for row in result.report.rows if row.op == "Attention")
     assert row.dtype == "float16"
-    assert any("makes NaN of float16 Attention" in f.message for f in result.report.findings)
+    assert any("returns NaN for float16 Attention" in f.message for f in result.report.findings)
 
 
 @pytest.mark.parametrize("target", ["ort-cuda", "onnx"])
