@@ -3,8 +3,8 @@
     python benchmarks/run.py                     # list all
     python benchmarks/run.py NAME [ARGUMENT …]   # run one; --help prints its arguments
 
-NAME is the name of a script in a folder beside this file, without `.py`. A benchmark starts its helper scripts in
-other processes by the same command; some of these run in environments that hold another converter and not this package.
+NAME is a script in a subfolder, without `.py`. A benchmark starts its helper scripts with the same command in other
+processes, some of them in environments with another converter and without this package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUOTES = '"""'
 
 
 def listing() -> str:
-    """Return the benchmarks by folder, each with the first line of its docstring; helper scripts are left out."""
+    """Return the benchmarks by folder with the first lines of their docstrings, without helper scripts."""
     lines = [USAGE.format("NAME [ARGUMENT …]")]
     folder = ""
     for path in sorted(HERE.glob("*/*.py")):
@@ -40,10 +40,10 @@ def main() -> None:
         return
     script = next((path for path in HERE.glob("*/*.py") if path.stem == words[0]), None)
     if script is None:
-        sys.exit(f"no benchmark is called {words[0]!r}; without a name, this command lists them")
+        sys.exit(f"there is no benchmark {words[0]!r}; run this command without a name to list them")
     root = HERE.parent
     sys.path[0] = str(root)
-    sys.path.append(str(root / "tests"))  # some measure models that the tests build
+    sys.path.append(str(root / "tests"))  # some benchmarks use models built by the tests
     sys.argv = [str(script), *words[1:]]
     runpy.run_module(f"benchmarks.{script.parent.name}.{script.stem}", run_name="__main__", alter_sys=True)
 

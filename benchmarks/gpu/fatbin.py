@@ -1,12 +1,12 @@
-"""Machine code for other GPUs in a CUDA library, replaced by zeros, so that the file packs small.
+"""Replace the machine code for other GPUs in a CUDA library with zeros, so that the file compresses well.
 
     python benchmarks/run.py fatbin SOURCE TARGET [--keep 90]
 
-Payloads (ELF and PTX) for other architectures in `.nv_fatbin` become zeros; headers, offsets and every other byte of
-the file stay. A driver picks the entry that fits its device best and never reads the payload of the others, so code for
-the architectures that are kept is byte for byte the vendor's. What exists for one architecture alone is blanked too: in
-onnxruntime-gpu 1.31.1 and sm_90 those are products of mixtures of experts and of float8. So are kernels that no row
-runs (`UNUSED`); the package zstandard reads the names in compressed code.
+Payloads (ELF and PTX) for other architectures in `.nv_fatbin` become zeros; headers, offsets and all other bytes of the
+file stay. A driver picks the best entry for its device and never reads the other payloads, so the code for the kept
+architectures is byte for byte the vendor's. Code that exists for only one architecture also becomes zeros: in
+onnxruntime-gpu 1.31.1 and sm_90, products of mixtures of experts and of float8. So do kernels that no row runs
+(`UNUSED`); reading their names in compressed code needs the package zstandard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = (PTX, ELF, 16, 64)
 SECTION = b".nv_fatbin"
 LARGEST_HEADER = 4096
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
-"""The first bytes of code that is compressed."""
+"""The first bytes of compressed code."""
 NAME = re.compile(rb"\.text\.(\w+)")
 UNUSED = re.compile(
     rb"[Mm]oe|MOE"  # mixtures of experts
@@ -40,12 +40,12 @@ UNUSED = re.compile(
 
 
 class FormatError(ValueError):
-    """The file is not a CUDA library as nvcc 13 writes it, or cannot be read here."""
+    """An error for a file that is not a CUDA library of nvcc 13, or cannot be read here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Code for one architecture: `sm` is 90 for compute capability 9.0. `lone`: no other architecture has its like."""
+    """Code for one architecture. `sm`: 90 for compute capability 9.0. `lone`: the only architecture with this code."""
 
     kind: int
     sm: int
@@ -60,7 +60,7 @@ class Entry:
 
 
 def section(data: mmap.mmap | bytes, wanted: bytes) -> tuple[int, int]:
-    """Return offset and size of a section of a 64-bit ELF file; FormatError if there is none."""
+    """Return the offset and size of a section of a 64-bit ELF file; raise FormatError if there is none."""
     if len(data) < 64 or data[:5] != b"\x7fELF\x02":
         raise FormatError("the file is not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", data, 40)
@@ -71,11 +71,11 @@ def section(data: mmap.mmap | bytes, wanted: bytes) -> tuple[int, int]:
         start = base + header[0]
         if data[start : data.find(b"\0", start)] == wanted:
             return header[4], header[5]
-    raise FormatError(f"the file has no section {wanted.decode()}: it holds no code for a GPU")
+    raise FormatError(f"the file has no section {wanted.decode()}: it contains no GPU code")
 
 
 def entries(data: mmap.mmap | bytes, start: int, size: int) -> Iterator[Entry]:
-    """Yield the entries of all fat binaries in a part of a file; FormatError for one of an unknown form."""
+    """Yield the entries of all fat binaries in a part of a file; raise FormatError for an unknown entry."""
     at, end = start, start + size
     while at + 16 <= end:
         magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
@@ -95,20 +95,20 @@ def entries(data: mmap.mmap | bytes, start: int, size: int) -> Iterator[Entry]:
 
 
 def is_unused(payload: bytes) -> bool:
-    """True if code has a kernel that no row runs; FormatError if zstandard, which reads its names, is missing."""
+    """Return True if code has a kernel that no row runs; raise FormatError if it needs zstandard and lacks it."""
     if payload.startswith(ZSTANDARD):
         try:
             zstandard = importlib.import_module("zstandard")
         except ImportError as missing:
-            raise FormatError("names of kernels are compressed; `pip install zstandard` reads them") from missing
+            raise FormatError("the names of kernels are compressed; `pip install zstandard` to read them") from missing
         payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
     return any(UNUSED.search(name) for name in NAME.findall(payload))
 
 
 def blanked(source: Path, target: Path, keep: Collection[int] = (90,)) -> dict[str, object]:
-    """Copy a library and blank code for other architectures, and kernels that no row runs.
+    """Copy a library without the code for other architectures, and without the kernels that no row runs.
 
-    Return bytes by kind and of those kernels, and a digest of what is kept.
+    Return the bytes by kind, the bytes kept and unused, and a digest of the code kept.
     """
     shutil.copy(source, target)
     there: Counter[str] = Counter()

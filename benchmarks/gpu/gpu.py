@@ -1,22 +1,21 @@
-"""Every measurement that needs a GPU, in one run: first what the headline table needs.
+"""Run all measurements that need a GPU, starting with those for the headline table.
 
     python benchmarks/run.py gpu --models FOLDER --out DIR [--minutes 24] [--kinds KIND …] [--only NAME …]
-    python benchmarks/run.py gpu --models FOLDER --out DIR --provider cpu --tiny     # the same road without a GPU
+    python benchmarks/run.py gpu --models FOLDER --out DIR --provider cpu --tiny     # the same steps without a GPU
 
-FOLDER holds models that `gpu_grow` wrote of the skeletons of `gpu_make`. Each row runs in a process of its own and is
-written to DIR as soon as it is there, so that a run that is cut keeps what it has. A second run with the same DIR goes
-on where the first one ended: what was measured of the same models, on the same device and by the same versions is not
-repeated. DIR/gpu.json holds everything, DIR/gpu.md the tables.
+FOLDER contains the models written by `gpu_grow` from the skeletons of `gpu_make`. Each row runs in a separate process
+and is written to DIR at once, so an interrupted run keeps its rows. Another run with the same DIR resumes: it does not
+repeat rows of the same models, device and versions. DIR/gpu.json has all results, and DIR/gpu.md the tables.
 
-ceilings   what the GPU does at best: large products in each type, and a copy
-latency    all ways of a model in one process, in turns: times, paired ratios, errors, memory
+ceilings   the GPU's best performance: large products in each type, and a copy
+latency    all ways of a model, alternating in one process: times, paired ratios, errors, memory
 training   a step of the dense network of TensorFlow's guide of 2020, in each policy
-variants   CUDA graphs, NHWC, runs that are queued, and energy
-kernels    names of the kernels of each way
-ops        single ops in half on the provider against `amp_rewrite.emulate` on the CPU
+variants   CUDA graphs, NHWC, queued runs, and energy
+kernels    the kernel names of each way
+ops        single ops in half precision on the provider, compared with `amp_rewrite.emulate` on the CPU
 emulation  the same for whole models
-beside     PyTorch, eager and compiled, and this package, in turns
-trials     one choice of a rewrite or a setting against another
+beside     PyTorch, eager and compiled, and this package, alternating
+trials     alternatives of a rewrite or a setting, compared
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ LIMITS = {
     "beside": 240,
     "trials": 60,
 }
-"""Seconds after which a row is given up; rows are measured in the order of their kinds."""
+"""Time limits of rows in seconds. Rows are measured in the order of their kinds."""
 OF_MODELS = ("latency", "variants", "kernels", "beside")
 UNTIMED = ("ops", "emulation")
-"""Kinds whose rows say nothing of time."""
+"""Kinds of rows without times."""
 PLACES = ("scratch", "models", "file")
-"""Paths of the machine, which results leave out."""
+"""Paths on the machine, which the results omit."""
 DEPENDS = ("device", "driver", "cuda", "versions")
-"""What else a row depends on, beside its job; as `about` names it."""
+"""Other facts that a row depends on, besides its job, as in `about`."""
 PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
 LIBRARIES = ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cuda-runtime")
 DIGITS = ("digits_cnn", "digits_vit")
 PACKED = "AMP_REWRITE_GPU_PACKED"
-"""Environment variable by which `gpu_remote` says what of onnxruntime was left out."""
+"""Environment variable of `gpu_remote` that states the missing parts of onnxruntime."""
 MIN_SECONDS = 10.0
-"""Seconds that have to be left for another row to begin."""
+"""The minimum remaining time to start another row, in seconds."""
 
 PLAN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kernels", ("gpt2",)),
@@ -77,14 +76,14 @@ PLAN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("beside", ("unet", "bert_large")),
     ("beside", ("whisper", "dense", "gpt2_step")),
 )
-"""What `--plan` measures, in this order: kinds, and models or trials."""
+"""The rows of `--plan` in order: kinds, and models or trials."""
 PROFILED = ("amp",)
-"""Ways whose kernels the plan asks for."""
+"""Ways to profile in the plan."""
 Job = dict[str, Any]
 
 
 def jobs(args: argparse.Namespace) -> Iterator[Job]:
-    """Yield what is to be measured, what matters most first. Each has a name of its own."""
+    """Yield all jobs, the most important first, each with a unique name."""
     shared = {"scratch": str(args.out / "scratch"), "provider": PROVIDERS[args.provider], "tiny": args.tiny}
     shared |= {"rounds": args.rounds, "warm": args.warm, "queued": args.queued}
     models = models_in(args.models)
@@ -104,7 +103,7 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 
 def planned(every: Sequence[Job]) -> list[Job]:
-    """Return the jobs of the plan, in its order; small models stand behind all others."""
+    """Return the jobs of the plan in order, with small models last."""
     found = [
         {**job, "ways": PROFILED} if kind == "kernels" else job
         for kind, names in PLAN
@@ -116,7 +115,7 @@ def planned(every: Sequence[Job]) -> list[Job]:
 
 
 def models_in(folder: Path) -> dict[str, Job]:
-    """Return the grown models of a folder in the order of measurement: where they lie, and of what code they are."""
+    """Return the grown models of a folder in the order of measurement, with their paths and versions."""
     found = {}
     for name in sorted((path.stem for path in folder.glob("*.json")), key=gpu_models.place):
         about = skeleton_files.about(folder, name)
@@ -126,7 +125,7 @@ def models_in(folder: Path) -> dict[str, Job]:
 
 
 def _others(kind: str, tiny: bool) -> Iterator[Job]:
-    """Yield the rows of a kind that needs no grown model."""
+    """Yield the rows of a kind without grown models."""
     if kind in ("ceilings", "ops"):
         yield {"name": kind}
     elif kind == "training":
@@ -146,56 +145,56 @@ def _emulations(to: str, tiny: bool) -> Iterator[Job]:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Rows, one file each below `out`, and what ran them."""
+    """The rows of a measurement, one file each below `out`, and the machine."""
 
     out: Path
     about: dict[str, Any]
     deadline: float
 
     def run(self, todo: Sequence[Job], every: Sequence[Job] | None = None, workers: int = 1) -> None:
-        """Measure every job whose row is not there yet, as long as there is time; `every` are those of the page.
+        """Measure every job without a row, while time is left; `every` has the jobs of the page.
 
-        With more than one worker, the rows that time nothing come first, that many side by side.
+        With several workers, the untimed rows come first, in parallel.
         """
         places = [f"{number}/{len(todo)}" for number in range(1, len(todo) + 1)]
         placed = list(zip(places, todo, strict=True))
-        beside = [pair for pair in placed if pair[1]["kind"] in UNTIMED and workers > 1]
+        untimed = [pair for pair in placed if pair[1]["kind"] in UNTIMED and workers > 1]
         with ThreadPoolExecutor(workers) as pool:
-            for _ in pool.map(lambda pair: self._told(*pair), beside):
+            for _ in pool.map(lambda pair: self._report(*pair), untimed):
                 self.write(every or todo)
         for place, job in placed:
-            self._told(place, job)
+            self._report(place, job)
             self.write(every or todo)
 
-    def _told(self, place: str, job: Job) -> None:
-        """Measure a job, unless its row is there or the time is up, and say how that went."""
+    def _report(self, place: str, job: Job) -> None:
+        """Measure a job, unless it has a row or the time is up, and print the outcome."""
         if self.row(job) is None and self.deadline - time.monotonic() > MIN_SECONDS:
             start = time.perf_counter()
-            told = self._measured(job).get("fault") or "done"
-            print(f"{place}  {job['name']}: {told}  {time.perf_counter() - start:.0f} s", flush=True)
+            outcome = self._measured(job).get("fault") or "done"
+            print(f"{place}  {job['name']}: {outcome}  {time.perf_counter() - start:.0f} s", flush=True)
 
     def row(self, job: Job) -> dict[str, Any] | None:
-        """What was measured, or why not; None: not yet, or of another machine, other versions or settings."""
+        """Return a job's row or fault; None if it was not measured on this machine with these versions and settings."""
         try:
-            asked, row = (json.loads(self._file(job, suffix).read_text("utf-8")) for suffix in (".json", ".row.json"))
-        except (OSError, ValueError):  # ValueError: its process was killed while it wrote
+            key, row = (json.loads(self._file(job, suffix).read_text("utf-8")) for suffix in (".json", ".row.json"))
+        except (OSError, ValueError):  # ValueError: its process was killed while writing
             return None
-        return row if asked == self._asked(job) else None
+        return row if key == self._keyed(job) else None
 
-    def _asked(self, job: Job) -> Job:
-        """A job with all that its row depends on."""
+    def _keyed(self, job: Job) -> Job:
+        """Return a job with everything that its row depends on."""
         return json.loads(json.dumps({**job, "on": {key: self.about.get(key) for key in DEPENDS}}))
 
     def _file(self, job: Job, suffix: str) -> Path:
         return self.out / "rows" / (job["name"].replace(" ", "_").replace("/", "-") + suffix)
 
     def _measured(self, job: Job) -> dict[str, Any]:
-        """The row of a process of its own, which may fail, die or take too long without any other row's loss."""
+        """Measure a job in a separate process, which may fail, die or take too long without affecting other rows."""
         file = self._file(job, ".json")
         for folder in (file.parent, Path(job["scratch"])):
             folder.mkdir(parents=True, exist_ok=True)
         self._file(job, ".row.json").unlink(missing_ok=True)
-        file.write_text(json.dumps(self._asked(job)), encoding="utf-8")
+        file.write_text(json.dumps(self._keyed(job)), encoding="utf-8")
         left = max(self.deadline - time.monotonic(), 1)
         limit = min(LIMITS[job["kind"]], left)
         command = [*map(str, measure.script("gpu_rows")), str(file)]
@@ -204,39 +203,39 @@ class Suite:
         for scratch in Path(job["scratch"]).glob(left_over):
             shutil.rmtree(scratch, ignore_errors=True)
         if code is None and limit == left:
-            return {"fault": "the time was up"}  # no row is left, so that the next run tries again
-        fault = f"stopped after {limit:.0f} s" if code is None else f"its process ended with {code}: {said}"
+            return {"fault": "the time was up"}  # without a row, so that the next run tries again
+        fault = f"stopped after {limit:.0f} s" if code is None else f"the process exited with {code}: {said}"
         if code != 0:
             self._file(job, ".row.json").write_text(json.dumps({"fault": fault}), encoding="utf-8")
-        return self.row(job) or {"fault": "it left no row"}
+        return self.row(job) or {"fault": "the process wrote no row"}
 
     def write(self, todo: Sequence[Job]) -> None:
-        """gpu.json and gpu.md, of all that is there by now."""
+        """Write gpu.json and gpu.md from all rows so far."""
         rows = [{**{k: v for k, v in job.items() if k not in PLACES}, "row": self.row(job)} for job in todo]
-        told = {"machine": self.about, "rows": rows}
-        (self.out / "gpu.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        results = {"machine": self.about, "rows": rows}
+        (self.out / "gpu.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         lines = gpu_tables.page(self.about, rows)
         (self.out / "gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def ended(command: Sequence[str], limit: float) -> tuple[int | None, str]:
-    """The exit code of a command and the last line of its errors; None for one that was stopped, and its children."""
+    """Return a command's exit code and the last line of its errors; None if it and its children were stopped."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
     ) as process:
         try:
             _, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its own children too: they may hold the device
+            os.killpg(process.pid, signal.SIGKILL)  # also its children, which may hold the device
             return None, ""
         except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGKILL)  # in a session of its own it has not heard of it
+            os.killpg(process.pid, signal.SIGKILL)  # in its own session, it did not get the signal
             raise
-    return process.returncode, (errors.strip().splitlines() or ["without a word"])[-1][:300]
+    return process.returncode, (errors.strip().splitlines() or ["without a message"])[-1][:300]
 
 
 def about(provider: str, tiny: bool) -> dict[str, Any]:
-    """Return GPU, driver, machine, versions and date; `packed` says what of onnxruntime was left out, if any."""
+    """Return GPU, driver, machine, versions and date; `packed` states the missing parts of onnxruntime, if any."""
     from amp_rewrite.deploy.benchmark import device_name
     from amp_rewrite.runtime.gpu import hardware
     from benchmarks.gpu.gpu_session import Card
@@ -262,18 +261,18 @@ def about(provider: str, tiny: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, required=True, help="what gpu_grow wrote")
+    parser.add_argument("--models", type=Path, required=True, help="the folder written by gpu_grow")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--provider", choices=list(PROVIDERS), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="one round, and small rows beside the models")
-    parser.add_argument("--minutes", type=float, default=24.0, help="after which no row begins (default 24)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of the models, only these")
+    parser.add_argument("--tiny", action="store_true", help="one round, with small rows besides the models")
+    parser.add_argument("--minutes", type=float, default=24.0, help="start no more rows after this time (default: 24)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these models")
     parser.add_argument("--kinds", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="only these rows")
-    parser.add_argument("--plan", action="store_true", help="what matters most on a machine for ten minutes, in order")
-    parser.add_argument("--workers", type=int, default=1, help="rows that time nothing, side by side (default 1)")
-    parser.add_argument("--rounds", type=int, help="default 12; tiny: 1")
-    parser.add_argument("--warm", type=int, help="runs before any counts; default 5; tiny: 1")
-    parser.add_argument("--queued", type=float, help="seconds of runs that do not wait; default 1; tiny: 0")
+    parser.add_argument("--plan", action="store_true", help="the most important rows for ten minutes, in order")
+    parser.add_argument("--workers", type=int, default=1, help="parallel untimed rows (default: 1)")
+    parser.add_argument("--rounds", type=int, help="rounds per row (default: 12; tiny: 1)")
+    parser.add_argument("--warm", type=int, help="warm-up runs (default: 5; tiny: 1)")
+    parser.add_argument("--queued", type=float, help="seconds of queued runs (default: 1; tiny: 0)")
     args = parser.parse_args()
     for key, usual, tiny in (("rounds", 12, 1), ("warm", 5, 1), ("queued", 1.0, 0.0)):
         if getattr(args, key) is None:
@@ -283,11 +282,11 @@ def main() -> None:
 
     if args.provider == "cuda" and not cuda_opens():
         sys.exit(
-            "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
-            " --provider cpu --tiny goes the same road"
+            "onnxruntime's CUDA provider does not work here, so nothing was measured; run `amp-rewrite doctor` for the"
+            " reason, or use --provider cpu --tiny for a dry run"
         )
     if unknown := [name for name in args.only or () if name not in models_in(args.models)]:
-        sys.exit(f"no model {unknown[0]!r} in {args.models}; there are {', '.join(models_in(args.models))}")
+        sys.exit(f"there is no model {unknown[0]!r} in {args.models}; choose from {', '.join(models_in(args.models))}")
     args.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(args.out, about(args.provider, args.tiny), time.monotonic() + 60 * args.minutes)
     try:
@@ -295,7 +294,7 @@ def main() -> None:
         todo = planned(every) if args.plan else [job for job in every if job["kind"] in args.kinds]
         suite.run(todo, todo if args.plan else every, args.workers)
     except KeyboardInterrupt:
-        print(f"interrupted; what was measured by now stays in {args.out}, and the same command goes on", flush=True)
+        print(f"interrupted; {args.out} keeps the rows so far, and the same command resumes", flush=True)
         sys.exit(130)  # as shells report death by SIGINT
     print(f"wrote {args.out / 'gpu.md'}")
 

@@ -1,9 +1,9 @@
-"""This package and PyTorch beside each other: all ways of a model in one process, in turns, at equal output types.
+"""Compare this package with PyTorch: all ways of a model alternate in one process, with equal output types.
 
-    python benchmarks/run.py gpu_beside NAME … [--provider cpu]     # compiles alone, so that no timed process does
+    python benchmarks/run.py gpu_beside NAME … [--provider cpu]     # only compiles, so that no timed process does
 
-PyTorch reads the float32 inputs that a converted file reads, computes in half, and gives float32. Its attention is that
-of `scaled_dot_product_attention` by its kernels for half: the one that computes in float32 is switched off.
+Like a converted file, PyTorch reads float32 inputs, computes in half precision and returns float32. Its attention uses
+the half-precision kernels of `scaled_dot_product_attention`; the float32 kernel is disabled.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ OURS = {
 }
 LAYOUTS = ("", "channels last")
 IMAGE = 4
-"""Axes of an image with its batch, and of the weight of its convolution."""
+"""The number of axes of an image batch, and of a convolution's weights."""
 MODES = {"eager": None, "torch.compile": "default", "torch.compile, CUDA graphs": "reduce-overhead"}
 BASES = ("float32, TF32", "plain command")
-"""Ways with which the others are compared."""
+"""The ways to compare the others with."""
 LIMIT = 240
-"""Seconds in which a model is compiled."""
+"""Time limit for compiling a model, in seconds."""
 Row = dict[str, Any]
 Array = np.ndarray[Any, Any]
 Way = tuple[Callable[[], object], Callable[[], list[Array]]]
-"""A run that is waited for, and its outputs."""
+"""A synchronized run, and its outputs."""
 
 
 def beside(job: Mapping[str, Any]) -> Row:
-    """Time a model by this package and by PyTorch, in turns; errors are those against onnxruntime's float32."""
+    """Time a model with this package and with PyTorch, alternating; errors are relative to onnxruntime's float32."""
     row: Row = {"faults": {}, "time": {}, "error": {}, "ready": {}}
     calls: dict[str, Callable[[], object]] = {}
-    wanted: list[Array] | None = None
+    expected: list[Array] | None = None
     for key, opened in (*_ours(job), *_of_torch(job)):
         start = time.perf_counter()
         try:
@@ -62,11 +62,11 @@ def beside(job: Mapping[str, Any]) -> Row:
             for _ in range(CAPTURED):
                 call()
             found = outputs()
-        except Exception as fault:  # noqa: BLE001  # what compilers and onnxruntime raise shares no base class
+        except Exception as fault:  # noqa: BLE001  # errors of compilers and onnxruntime have no common base class
             row["faults"][key] = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
             continue
-        wanted = found if wanted is None else wanted
-        row["error"][key], row["ready"][key] = error(wanted, found), time.perf_counter() - start
+        expected = found if expected is None else expected
+        row["error"][key], row["ready"][key] = error(expected, found), time.perf_counter() - start
         if key != "float32":
             calls[key] = call
     if not calls:
@@ -94,7 +94,7 @@ def _opened(opened: Any) -> Way:
 
 def _of_torch(job: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Way]]]:
     if job["model"].startswith("dense"):
-        return  # it is written as ONNX
+        return  # this model is written as ONNX
     ready: list[Placed] = []
     for layout, key in ((layout, key) for layout in LAYOUTS for key in MODES):
 
@@ -107,7 +107,7 @@ def _of_torch(job: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Way]]]
 
 
 def made_of(job: Mapping[str, Any]) -> Module:
-    """Return the module of a grown model: the weights and the batch are those of its files."""
+    """Return the module of a grown model, with the weights and the batch of its files."""
     import torch
 
     from benchmarks.gpu import gpu_builds
@@ -121,7 +121,7 @@ def made_of(job: Mapping[str, Any]) -> Module:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A module in half with float32 inputs and results, and its batch, on the device."""
+    """A half-precision module with float32 inputs and outputs, and its batch, on the device."""
 
     module: Any
     tensors: Sequence[Any]
@@ -129,11 +129,11 @@ class Placed:
 
     @property
     def images(self) -> bool:
-        """True if the module has convolutions in two dimensions, for which the layout matters."""
+        """True if the module has two-dimensional convolutions, which depend on the layout."""
         return any(parameter.dim() == IMAGE for parameter in self.module.parameters())
 
     def laid(self, layout: str) -> Placed:
-        """Return the module and its batch in a layout."""
+        """Return the module and its batch in the given layout."""
         import torch
 
         if not layout:
@@ -144,7 +144,7 @@ class Placed:
 
 
 def placed(made: Module, provider: str) -> Placed:
-    """Return a module on a device."""
+    """Move a module to the provider's device."""
     import torch
 
     from benchmarks.gpu import gpu_builds
@@ -175,10 +175,10 @@ def _module(ready: Placed, mode: str | None) -> Way:
 
 
 def compiled(model: str, provider: str) -> str:
-    """Compile a model in each mode, in a process of its own; return why that failed, "" if it did not."""
+    """Compile a model in each mode, in a separate process; return the error, or ""."""
     words = [*map(str, measure.script("gpu_beside")), "--one", model, "--provider", provider]
-    found = measure.cost(words, limit=LIMIT)
-    return "" if found.code == 0 else f"{model}: not compiled: {(found.said.strip().splitlines() or ['?'])[-1][:300]}"
+    run = measure.cost(words, limit=LIMIT)
+    return "" if run.code == 0 else f"{model}: compiling failed: {(run.said.strip().splitlines() or ['?'])[-1][:300]}"
 
 
 def main() -> None:

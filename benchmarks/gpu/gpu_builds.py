@@ -1,6 +1,6 @@
-"""Models of the GPU measurement as PyTorch modules, in batches that keep a large GPU busy; weights are drawn by name.
+"""PyTorch modules of the GPU measurement, with large batches and weights drawn by name.
 
-Needs torch, transformers and onnxscript.
+This needs torch, transformers and onnxscript.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.shared.zoo import Built
 SEED = 7
 OPSET = 18
 BIASES = 0.02
-"""Standard deviation of parameters that start at zero."""
+"""Standard deviation for parameters initialized to zero."""
 LLAMA = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -37,7 +37,7 @@ LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 40
 
 
 class _Step(nn.Module):
-    """One decoding step: one token for each row and the cache in, logits and the longer cache out."""
+    """One decoding step, from one token per row and the cache to logits and the longer cache."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Step(nn.Module):
 
 
 def bert(rows: int, tokens: int, **settings: Any) -> Built:
-    """A BERT whose second half of rows is shorter by a quarter."""
+    """Build a BERT; the second half of the rows is shorter by a quarter."""
     mask = torch.ones(rows, tokens, dtype=torch.int64)
     mask[rows // 2 :, tokens * 3 // 4 :] = 0
     inputs = {"input_ids": torch.randint(0, 30522, (rows, tokens)), "attention_mask": mask}
@@ -59,7 +59,7 @@ def bert(rows: int, tokens: int, **settings: Any) -> Built:
 
 
 def gpt2(rows: int, tokens: int, **settings: Any) -> Built:
-    """GPT-2 over a whole text, without a cache."""
+    """Build GPT-2 for a whole text, without a cache."""
     inputs = {"input_ids": torch.randint(0, 50257, (rows, tokens))}
     config = transformers.GPT2Config(use_cache=False, attn_implementation="eager", **settings)
     model = transformers.GPT2LMHeadModel(config)
@@ -67,7 +67,7 @@ def gpt2(rows: int, tokens: int, **settings: Any) -> Built:
 
 
 def gpt2_step(rows: int, seen: int, **settings: Any) -> Built:
-    """GPT-2 with a cache of tokens that it has seen, and one more."""
+    """Build GPT-2 for one more token after a cache of `seen` tokens."""
     config = transformers.GPT2Config(attn_implementation="eager", **settings)
     inputs = {"input_ids": torch.randint(0, 50257, (rows, 1))}
     head = (rows, config.n_head, seen, config.n_embd // config.n_head)
@@ -76,7 +76,7 @@ def gpt2_step(rows: int, seen: int, **settings: Any) -> Built:
 
 
 def llama(rows: int, tokens: int, **settings: Any) -> Built:
-    """A Llama of TinyLlama's width with 12 layers, 660 M parameters."""
+    """Build a Llama of TinyLlama's width with 12 layers and 660 M parameters."""
     config = transformers.LlamaConfig(**{**LLAMA, "use_cache": False, **settings})
     inputs = {"input_ids": torch.randint(0, config.vocab_size, (rows, tokens))}
     model = transformers.LlamaForCausalLM(config)
@@ -84,17 +84,17 @@ def llama(rows: int, tokens: int, **settings: Any) -> Built:
 
 
 def images(built: Built, rows: int) -> Built:
-    """A model of images with a batch of that many."""
+    """Return an image model with a batch of `rows` images."""
     return Built(built.module, {"pixel_values": torch.randn(rows, 3, 224, 224)})
 
 
 def sounds(rows: int) -> Built:
-    """Whisper's encoder over half a minute for each row."""
+    """Build Whisper's encoder for half a minute per row."""
     return Built(zoo.whisper().module, {"input_features": torch.randn(rows, 80, 3000)})
 
 
 def unet(rows: int, side: int) -> Built:
-    """The UNet of a latent diffusion model."""
+    """Build the UNet of a latent diffusion model."""
     inputs = {
         "sample": torch.randn(rows, 4, side, side),
         "timestep": torch.full((rows,), 500.0),
@@ -104,7 +104,7 @@ def unet(rows: int, side: int) -> Built:
 
 
 def mlp(rows: int, width: int) -> Built:
-    """Two products with a GELU and a norm between: the smallest model of all, for tests of the way that models go."""
+    """Build two products with a GELU and a norm between, as the smallest model for tests of the steps."""
     layers = (nn.Linear(width, 2 * width), nn.GELU(), nn.LayerNorm(2 * width), nn.Linear(2 * width, width))
     return Built(nn.Sequential(*layers).eval(), {"x": torch.randn(rows, width)})
 
@@ -142,7 +142,7 @@ class Module:
     def of(cls, name: str, sources: Sources | None = None, *, exported: bool = True) -> Module:
         """Return a model with the same weights and inputs each time; with PyTorch's fused attention if not exported.
 
-        `sources`: how the weights of its skeleton were drawn, where there is one.
+        `sources`: the distributions of its skeleton's weights, if there is a skeleton.
         """
         torch.manual_seed(SEED)
         built = BUILDS[name]()
@@ -155,7 +155,7 @@ class Module:
         self._export(path, self.tensors, opset)
 
     def write_half(self, path: Path) -> None:
-        """Export `module.half()`. The module stays half: nothing else is exported afterwards."""
+        """Export `module.half()`. The module stays in half precision, so this must be the last export."""
         self.module.half()
         self._export(path, {k: t.half() if t.is_floating_point() else t for k, t in self.tensors.items()})
 
@@ -175,9 +175,9 @@ class Module:
 
 
 def _fuse_attention(built: Built) -> None:
-    """Let a model attend by `scaled_dot_product_attention`, and without a mask where its inputs have none.
+    """Make a model use `scaled_dot_product_attention`, without a mask if its inputs have none.
 
-    A compiled model makes a mask of ones, which no fused kernel takes at odd lengths.
+    A compiled model would create a mask of ones, which no fused kernel accepts at odd lengths.
     """
     for module in built.module.modules():
         if isinstance(module, transformers.PreTrainedModel) and hasattr(module.config, "num_attention_heads"):
@@ -188,20 +188,20 @@ def _fuse_attention(built: Built) -> None:
 
 
 class InHalf(nn.Module):
-    """A model in half with float32 inputs and outputs, as a converted file has them."""
+    """A model in half precision with float32 inputs and outputs, like a converted file."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *given: Tensor) -> Any:
-        """Return what the model gives, in float32."""
-        found = self.model(*(x.half() if x.is_floating_point() else x for x in given))
+    def forward(self, *inputs: Tensor) -> Any:
+        """Return the model's outputs in float32."""
+        found = self.model(*(x.half() if x.is_floating_point() else x for x in inputs))
         return tuple(x.float() for x in found) if isinstance(found, tuple) else found.float()
 
 
 def redraw(module: nn.Module, sources: Sources | None = None) -> Sources:
-    """Draw parameters as sources tell by name, without them those of `spreads`; return how each is drawn."""
+    """Draw the parameters from the distributions in `sources`, or else of `spreads`; return the distributions."""
     sources = spreads(module) if sources is None else sources
     parameters = dict(module.named_parameters())
     with torch.no_grad():
@@ -211,9 +211,9 @@ def redraw(module: nn.Module, sources: Sources | None = None) -> Sources:
 
 
 def spreads(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return how large parameters are drawn, by name: with the mean and deviation that they start with.
+    """Return the distributions of large parameters by name: the mean and deviation of their initialization.
 
-    Those that start at zero are drawn, too: trained ones have numbers, and an exporter leaves out a bias of zeros.
+    This includes parameters initialized to zero: trained ones have values, and exporters omit a bias of zeros.
     """
     sources: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()

@@ -1,12 +1,12 @@
-"""What fusions make of the models of the GPU measurement, told without a GPU: nodes, Casts, and errors by emulation.
+"""Effects of fusions on the models of the GPU measurement, without a GPU: nodes, Casts and emulated errors.
 
     python benchmarks/run.py gpu_fused SKELETONS [--only NAME …] [--errors TYPE …] [--page]     # after gpu_make
 
-Nodes are those of the graph that onnxruntime's optimizer leaves on CUDA at its default level, under stub libraries
-(tests/support/cuda_stub). Each file in float16 is opened on the CPU, too. `--errors` runs a batch of one in float32 and
-emulated, with fusions and without; models without a skeleton of that batch are exported, which needs torch and
-transformers. Each model takes up to 8 GB of memory and some minutes; what is not asked for keeps its numbers. `--page`
-renews the last part of docs/evidence/fusion.md, and measures nothing unless models are named.
+It counts the nodes that onnxruntime's optimizer leaves on CUDA at its default level, with stub libraries
+(tests/support/cuda_stub). Each float16 file is also opened on the CPU. `--errors` runs a batch of one in float32 and
+emulated, with and without fusions; models without a skeleton of that batch are exported, which needs torch and
+transformers. Each model takes up to 8 GB of memory and several minutes; other rows keep their numbers. `--page` updates
+the last part of docs/evidence/fusion.md, and only measures models that are named.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "GELU, SiLU": ("Gelu", "BiasGelu", "FastGelu", "QuickGelu"),
     "Expand, Concat": ("Expand", "Concat"),
 }
-"""Columns of the table: kinds of nodes that do the same."""
+"""Columns of the table, with the op types of each."""
 Counts = dict[str, int]
 Row = dict[str, Any]
 
 
 def counts(file: Path) -> Counts:
-    """Count the nodes of an optimized graph: all, by group, sums with a bias of three axes, and causal attentions."""
+    """Count an optimized graph's nodes: all, by group, sums with a bias of three axes, and causal attentions."""
     import onnx
 
     from amp_rewrite.files.protos import all_nodes
@@ -67,24 +67,24 @@ def counts(file: Path) -> Counts:
 
 
 def optimized(file: Path, provider: str) -> Counts:
-    """Open a model with onnxruntime's optimizer at its default level; return the counts of the graph that it leaves."""
+    """Optimize a model with onnxruntime at its default level; return the counts of the optimized graph."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.enable_mem_reuse = False  # nothing is run
+    options.enable_mem_reuse = False  # the model does not run
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.data")
         chosen = list(dict.fromkeys((provider, "CPUExecutionProvider")))
         session = onnxruntime.InferenceSession(str(file), options, providers=chosen, enable_fallback=0)
         if session.get_providers()[0] != provider:
-            raise LookupError(f"{provider} does not open here")
+            raise LookupError(f"{provider} does not work here")
         return counts(Path(folder) / "optimized.onnx")
 
 
 def under_stub(file: Path) -> Counts:
-    """Return the counts of a graph as CUDA gets it, in a process that finds the stub libraries."""
+    """Return the counts of a graph optimized for CUDA, in a process with the stub libraries."""
     from support import stub
 
     libraries, why = stub.folder()
@@ -101,11 +101,11 @@ def under_stub(file: Path) -> Counts:
     return found
 
 
-# -- one model, each step in a process of its own -------------------------------------------------------
+# -- one model, each step in a separate process -------------------------------------------------------
 
 
 def source(name: str, folder: str, skeletons: str) -> str:
-    """Write the float32 model of a skeleton, or export it if there is none, with its batch; return its path."""
+    """Write the float32 model of a skeleton, or else export it, with its batch; return its path."""
     from benchmarks.gpu.gpu_make import kept
 
     target, chosen = Path(folder), Path(folder) / "chosen"
@@ -152,7 +152,7 @@ def converted(file: str, target: str, options: Mapping[str, Any]) -> None:
 
 
 def outputs(file: str, batch: str, target: str, emulated: bool) -> None:
-    """Write what a model gives for a batch, emulated or as it is, on the CPU."""
+    """Write a model's outputs for a batch on the CPU, emulated or not."""
     import numpy as np
 
     import amp_rewrite
@@ -167,7 +167,7 @@ def outputs(file: str, batch: str, target: str, emulated: bool) -> None:
 
 
 def errors(name: str, skeletons: str, to: str) -> Row:
-    """Return the emulated errors of a model with a batch of one, without fusions and with them."""
+    """Return a model's emulated errors with a batch of one, without and with fusions."""
     import numpy as np
 
     from benchmarks.gpu.gpu_turns import error
@@ -182,13 +182,13 @@ def errors(name: str, skeletons: str, to: str) -> Row:
             measure.apart(converted, file, made, {**options, "to": to})
             measure.apart(outputs, made, batch, found, True)
             with np.load(wanted) as a, np.load(found) as b:
-                said = error([a[k] for k in a.files], [b[k] for k in b.files])
-            row[key] = {key: said[key] for key in ("l2", "largest", "nonfinite")}
+                distance = error([a[k] for k in a.files], [b[k] for k in b.files])
+            row[key] = {key: distance[key] for key in ("l2", "largest", "nonfinite")}
     return row
 
 
 def graphs(name: str, skeletons: str) -> Row:
-    """Return the counts of a model before its conversion, without fusions, and by default; open the last on the CPU."""
+    """Return a model's counts in float32, without fusions and by default; open the last on the CPU."""
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         file = measure.apart(source, name, folder, skeletons)
         row: Row = {"float32": under_stub(Path(file))}
@@ -262,15 +262,15 @@ def main() -> None:
     parser.add_argument("skeletons", type=Path)
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME")
     parser.add_argument("--errors", nargs="+", choices=("float16", "bfloat16"), default=(), metavar="TYPE")
-    parser.add_argument("--page", action="store_true", help="renew the table in docs/evidence/fusion.md")
+    parser.add_argument("--page", action="store_true", help="update the table in docs/evidence/fusion.md")
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.count:
         print(json.dumps(optimized(args.skeletons, "CUDAExecutionProvider")))
         return
     stored = measure.RESULTS / "gpu_fused.json"
-    told = json.loads(stored.read_text("utf-8"))["rows"] if stored.exists() else []
-    known: dict[str, Row] = {row.pop("model"): row for row in told}
+    saved = json.loads(stored.read_text("utf-8"))["rows"] if stored.exists() else []
+    known: dict[str, Row] = {row.pop("model"): row for row in saved}
     for name in args.only or (() if args.page else NAMES):
         for kind, found in measured(name, str(args.skeletons), args.errors):
             known.setdefault(name, {}).setdefault(kind, {}).update(found)
@@ -280,7 +280,7 @@ def main() -> None:
 
 
 def measured(name: str, skeletons: str, types: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """Yield what is measured of a model: its graphs, or its errors in some types."""
+    """Measure a model; yield its graphs, or its errors in some types."""
     start = time.perf_counter()
     if types:
         for to in types:

@@ -1,4 +1,4 @@
-"""Kernels that each way starts, by name, as CUPTI sees them through torch.profiler; and what the GPU does at best."""
+"""Profile the kernels of each way by CUPTI, through torch.profiler; measure the GPU's best performance."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norms", ("LayerNorm", "layer_norm", "GroupNorm", "bn_")),
     ("softmax", ("softmax", "Softmax")),
 )
-"""Groups of kernels by words in their names, the first that fits. They are leads; `top` has the names themselves."""
+"""Groups of kernels by words in their names; the first match counts. `top` has the names themselves."""
 SIDE = 8192
 COPIED = 1 << 30
 Row = dict[str, Any]
 
 
 def kernels(job: Mapping[str, Any]) -> Row:
-    """Return the kernels of each way: groups, names, time on the GPU beside the time of the run."""
+    """Return the kernels of each way: groups, names, GPU time, and the time of the run."""
     folder, provider = Path(job["models"]), job["provider"]
     batch, row = batch_of(folder, job["model"]), {"faults": {}, "kernels": {}}
     for way, file in files(folder, job["model"]).items():
@@ -50,18 +50,18 @@ def kernels(job: Mapping[str, Any]) -> Row:
             row["kernels"][way] = _profiled(open_way(way, file, batch, provider), provider)
         except ImportError:
             raise
-        except Exception as fault:  # noqa: BLE001  # onnxruntime's errors share no base class
+        except Exception as fault:  # noqa: BLE001  # onnxruntime's errors have no common base class
             row["faults"][way] = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
     return row
 
 
 def _profiled(opened: Opened, provider: str) -> Row:
-    """Return what the profiler saw in some runs of a model, for one run."""
+    """Profile several runs of a model; return the averages of one run."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     if provider == CUDA:
-        torch.zeros(1, device="cuda")  # the profiler sees a device once torch has used it
+        torch.zeros(1, device="cuda")  # the profiler only sees a device after torch has used it
     for _ in range(WARM):
         opened.run()
     activity = ProfilerActivity.CUDA if provider == CUDA else ProfilerActivity.CPU
@@ -78,7 +78,7 @@ def _profiled(opened: Opened, provider: str) -> Row:
 
 
 def summary(events: Iterable[Mapping[str, Any]], runs: int) -> Row:
-    """Return launches and microseconds of one run, by group, and those of the kernels that take longest."""
+    """Return launches and microseconds of one run, by group and for the longest kernels."""
     by_name: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") in KINDS:
@@ -105,9 +105,9 @@ def group_of(name: str) -> str:
 
 
 def ceilings(job: Mapping[str, Any]) -> Row:
-    """Return what this GPU does at best by PyTorch: TFLOP/s of large products in each type, TB/s of a copy."""
+    """Return the GPU's best performance in PyTorch: TFLOP/s of large products per type, TB/s of a copy."""
     if job["provider"] != CUDA:
-        raise LookupError("ceilings are those of a GPU")
+        raise LookupError("ceilings need a GPU")
     import torch
 
     found: Row = {}
@@ -124,7 +124,7 @@ def ceilings(job: Mapping[str, Any]) -> Row:
 
 
 def _events(call: Any, times: int) -> float:
-    """Return the median of the seconds that calls take on the GPU, without the first three."""
+    """Return the median GPU seconds of a call, without the first three calls."""
     import torch
 
     seconds = []

@@ -1,4 +1,4 @@
-"""Rows of one model: all ways in turns (`latency`), and CUDA graphs, NHWC, queued runs and energy (`variants`)."""
+"""Rows of one model: all ways alternating (`latency`), and CUDA graphs, NHWC, queued runs and energy (`variants`)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from benchmarks.gpu.gpu_turns import error, ratio, timed
 from benchmarks.gpu.gpu_ways import BASELINES, files
 
 CHOSEN = ("tf32", "amp", "torch_half", "ort_opt")
-"""Ways that are also timed in variants: the baselines that are fast, and what they are compared with."""
+"""Ways to time in variants: the fast baselines and this package's conversion."""
 CAPTURED = 3
-"""Runs after which onnxruntime has recorded a CUDA graph: two plain ones, and the recording."""
+"""Runs until onnxruntime has recorded a CUDA graph: two plain ones, and the recording."""
 Row = dict[str, Any]
 
 
 def latency(job: Mapping[str, Any]) -> Row:
-    """Time all ways of a model in one process: ratios, errors against float32, memory, and why a way has no time."""
+    """Time all ways of a model in one process; return ratios, errors relative to float32, memory and faults."""
     folder, provider, card = Path(job["models"]), job["provider"], Card()
     batch = batch_of(folder, job["model"])
-    faults: dict[str, str] = {way: f"not made: {why}" for way, why in job["missing"].items()}
+    faults: dict[str, str] = {way: f"not converted: {why}" for way, why in job["missing"].items()}
     row: Row = {"faults": faults, "memory": {}, "error": {}, "open": {}}
     ready: dict[str, Opened] = {}
-    wanted = None
+    expected = None
     for way, file in files(folder, job["model"]).items():
         if way == "tf32" and provider != CUDA:
             continue
@@ -38,15 +38,15 @@ def latency(job: Mapping[str, Any]) -> Row:
             opened = open_way(way, file, batch, provider, **more)
             opened.run()
             opened.run()
-        except Exception as fault:  # noqa: BLE001  # onnxruntime's errors share no base class
+        except Exception as fault:  # noqa: BLE001  # onnxruntime's errors have no common base class
             faults[way] = _line(fault)
             continue
         row["open"][way] = time.perf_counter() - start
-        if before is not None and ready:  # the first one also pays for context and libraries
+        if before is not None and ready:  # the first one also includes context and libraries
             row["memory"][way] = (card.used() or 0) - before
         found = opened.outputs()
-        wanted = found if wanted is None else wanted
-        row["error"][way] = error(wanted, found)
+        expected = found if expected is None else expected
+        row["error"][way] = error(expected, found)
         ready[way] = opened
     if not ready:
         raise LookupError(f"no way of {job['model']} runs: {next(iter(faults.values()), 'there is no file')}")
@@ -58,7 +58,7 @@ def latency(job: Mapping[str, Any]) -> Row:
 
 
 def variants(job: Mapping[str, Any]) -> Row:
-    """Time the chosen ways with a CUDA graph, in NHWC if the model has convolutions, queued, and with their energy."""
+    """Time chosen ways plain, with a CUDA graph, in NHWC for convolutions, and queued, with their energy."""
     folder, provider, card = Path(job["models"]), job["provider"], Card()
     batch, row = batch_of(folder, job["model"]), {"faults": {}, "rate": {}}
     ready: dict[str, Opened] = {}
@@ -84,7 +84,7 @@ def variants(job: Mapping[str, Any]) -> Row:
 
 
 def _variants(there: Mapping[str, Path]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield ways with the word for their setting and the provider's option for it."""
+    """Yield ways with the name of a setting and its provider options."""
     chosen = [way for way in CHOSEN if way in there]
     yield from ((way, "plain", {}) for way in chosen)
     yield from ((way, "graph", {}) for way in chosen)
@@ -93,13 +93,13 @@ def _variants(there: Mapping[str, Path]) -> Iterator[tuple[str, str, dict[str, s
 
 
 def has_convolutions(file: Path) -> bool:
-    """True if a model has convolutions, for which the layout of images matters."""
+    """Return True if a model has convolutions, which depend on the image layout."""
     model = onnx.load(file, load_external_data=False)
     return any(node.op_type == "Conv" for node in model.graph.node)
 
 
 def _queued(one: Opened, card: Card, seconds: float, least: float) -> dict[str, Any]:
-    """Return seconds and joules of one run among many that do not wait for each other."""
+    """Return the seconds and joules of one of many queued runs."""
     times = max(int(least / seconds), 3)
     one.run()
     before, start = card.joules(), time.perf_counter()

@@ -1,13 +1,12 @@
-"""Models of the GPU measurement in every way, as skeletons without weights.
+"""Make the models of the GPU measurement in every way, as skeletons without weights.
 
     python benchmarks/run.py gpu_make SKELETONS [NAME …] [--peers PYTHON] [--autocast PYTHON] [--limit 300]
 
-Float32 and what other tools make of it comes with the checkout (`skeletons/`), so that only this package's own
-conversions are made, of float32 models whose weights are drawn. `--anew` makes all of it, which needs torch,
-transformers and onnxscript, and `--keep` stores it with the checkout. Each model is made in a process of its own. A way
-that fails, or takes longer than `--limit` seconds or more than `--memory` gigabytes, is noted with its reason. What was
-made or tried before is left alone, but for conversions by other code of this package than that of the checkout; ways
-that failed are tried again if `--ways` names them.
+The checkout includes float32 and other tools' conversions (`skeletons/`), so only this package's conversions are made,
+from float32 models with drawn weights. `--anew` makes everything, which needs torch, transformers and onnxscript, and
+`--keep` stores it in the checkout. A separate process makes each model. A way that fails, or that exceeds `--limit`
+seconds or `--memory` gigabytes, is recorded with the reason. Existing and failed ways are left alone, except this
+package's conversions from different code; `--ways` retries failed ways.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from benchmarks.gpu.gpu_work import flops_of
 from benchmarks.shared import measure
 
 KEPT = measure.ROOT / "benchmarks" / "gpu" / "skeletons"
-"""Archives of float32 and of what other tools make of it, which any code of this package can be compared with."""
+"""Archives of float32 and other tools' conversions, for comparison with any version of this package."""
 SOURCES = ("amp_rewrite", "lists")
-"""Folders whose code makes the converted models."""
+"""Folders with the code that converts models."""
 Array = np.ndarray[Any, Any]
 
 
 def tree() -> str:
-    """Return a digest of the code that converts models: skeletons of other code are not those of this one."""
+    """Return a digest of the code that converts models, to recognize skeletons from different code."""
     digest = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((measure.ROOT / folder).rglob("*")):
@@ -53,7 +52,7 @@ def tree() -> str:
 
 
 def commit() -> str:
-    """Return the last commit of the code that converts models, with "+" behind it if files differ; or "unknown"."""
+    """Return the last commit of the code that converts models, with a "+" if files differ; or "unknown"."""
     try:
         done = [
             subprocess.run(
@@ -63,12 +62,12 @@ def commit() -> str:
         ]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    last, changed = (said.stdout.strip() for said in done)
+    last, changed = (run.stdout.strip() for run in done)
     return (last + "+" * bool(changed)) or "unknown"
 
 
 def split_batch(inputs: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the inputs that are drawn by name, as their shapes and spread, and those that a file holds."""
+    """Return the inputs to draw by name, as shapes and spreads, and the inputs to store in a file."""
     large, small = {}, {}
     for key, array in inputs.items():
         if array.dtype.kind == "f" and array.size > skeleton.LEAST:
@@ -79,7 +78,7 @@ def split_batch(inputs: Mapping[str, Array]) -> tuple[dict[str, Any], dict[str, 
 
 
 class Making:
-    """The ways of one model, one file after the other. Each way that was made stays in the folder as a skeleton."""
+    """The ways of one model, made one at a time. Each stays in the folder as a skeleton."""
 
     def __init__(self, name: str, out: Path, args: Mapping[str, Any]) -> None:
         self.name, self.out, self.args = name, out, args
@@ -100,12 +99,12 @@ class Making:
 
     @cached_property
     def model(self) -> gpu_models.Source:
-        """Return the model as its framework has it, with the weights of its skeletons if there are some."""
+        """The model in its framework, with the weights of its skeletons, if any."""
         there = is_there(self.out, self.name)
         return gpu_models.source(self.name, skeleton_files.recipes(self.out, self.name)["sources"] if there else None)
 
     def _begin(self) -> None:
-        """Note how weights and inputs are drawn, and no way yet."""
+        """Record the distributions of weights and inputs, without any ways."""
         inputs, small = split_batch(self.model.inputs)
         shapes = {key: list(array.shape) for key, array in self.model.inputs.items()}
         np.savez_compressed(self.out / f"{self.name}.npz", **small)
@@ -114,7 +113,7 @@ class Making:
         skeleton_files.note(self.out, self.name, about, recipes)
 
     def _forget_own(self) -> None:
-        """Drop this package's own ways, which other code than this made."""
+        """Drop this package's own ways, made by different code."""
         self.about |= {"tree": tree(), "commit": commit()}
         for key in own_ways():
             for noted in (self.about["ways"], self.about["missing"], self.recipes["ways"]):
@@ -122,11 +121,11 @@ class Making:
             skeleton_files.file_of(self.out, self.name, key).unlink(missing_ok=True)
 
     def run(self) -> None:
-        """Make every way that is not there yet, and leave no model behind."""
+        """Make every missing way, and remove the models."""
         for way in self._made():
             self._strip(way)
             self._write()
-        self._write()  # of ways that could not be made, too
+        self._write()  # including ways that could not be made
         for path in self.work.glob(f"{self.name}.*"):
             path.unlink()
 
@@ -135,13 +134,13 @@ class Making:
         skeleton_files.note(self.out, self.name, self.about, self.recipes)
 
     def _made(self) -> Iterator[str]:
-        """Yield each way whose file could be made; float32 comes first, for the others are made of it."""
+        """Yield each successful way; float32 comes first, since the others are made from it."""
         wanted = open_ways(self.about, self.args.get("ways"))
         for key in dict.fromkeys(["float32", *wanted]) if wanted else ():
             target, start = self.work / f"{self.name}.{key}.onnx", time.perf_counter()
             try:
                 self._make(key, target)
-            except Exception as fault:  # exporters and converters raise whatever their code raises
+            except Exception as fault:  # exporters and converters raise any error
                 if key == "float32":
                     raise
                 self.about["missing"][key] = " ".join(str(fault).split())[:200] or type(fault).__name__
@@ -170,7 +169,7 @@ class Making:
             self.model.write(target)
 
     def _grow(self, target: Path) -> None:
-        """Write the float32 model that was made before, with its weights."""
+        """Write the existing float32 model with its weights."""
         model = skeleton_files.stripped(self.out, self.name, "float32")
         skeleton.fill(model, self.recipes["ways"]["float32"], self.sources)
         skeleton_files.save(model, target)
@@ -182,13 +181,13 @@ class Making:
         found = skeleton.strip(model, self.sources)
         self.recipes["ways"][key] = found.recipes
         skeleton_files.file_of(self.out, self.name, key).write_bytes(model.SerializeToString())
-        said = self.about["ways"][key]
-        said |= {"nodes": len(model.graph.node), "left": found.left}
+        entry = self.about["ways"][key]
+        entry |= {"nodes": len(model.graph.node), "left": found.left}
         if key == "float32":
             self.about["flops"] = flops_of(model, self.about["inputs"])
         print(
-            f"{self.name}, {key}: {said['seconds']:.0f} s, {said['nodes']} nodes, {len(found.recipes)} tensors drawn,"
-            f" {found.left / 1e6:.2f} MB stay",
+            f"{self.name}, {key}: {entry['seconds']:.0f} s, {entry['nodes']} nodes, {len(found.recipes)} tensors drawn,"
+            f" {found.left / 1e6:.2f} MB remain",
             flush=True,
         )
         if key != "float32":
@@ -197,17 +196,17 @@ class Making:
 
 
 def kept(name: str) -> Path:
-    """Return the archive of the skeletons of a model that stay when this package's code changes."""
+    """Return the archive of a model's skeletons that do not depend on this package's code."""
     return KEPT / f"{name}{skeleton_files.ARCHIVE}"
 
 
 def own_ways() -> list[str]:
-    """Return the ways that this package makes."""
+    """Return this package's own ways."""
     return [key for key, way in WAYS.items() if way.options is not None]
 
 
 def keep(out: Path, name: str) -> None:
-    """Store the ways of a model that this package does not make with the checkout, float32 among them."""
+    """Store a model's other ways in the checkout, including float32."""
     KEPT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as scratch:
         skeleton_files.select(out, name, [key for key in WAYS if key not in own_ways()], Path(scratch))
@@ -215,17 +214,17 @@ def keep(out: Path, name: str) -> None:
 
 
 def is_there(out: Path, name: str) -> bool:
-    """True if a folder holds skeletons of a model."""
+    """Return True if a folder has skeletons of a model."""
     return (out / f"{name}.json").exists() and (out / f"{name}.recipes.json").exists()
 
 
 def of_this_code(out: Path, name: str) -> bool:
-    """True if a folder holds skeletons of a model whose conversions by this package are those of this checkout."""
+    """Return True if a folder has skeletons of a model, converted by this checkout's code."""
     return is_there(out, name) and bool(skeleton_files.about(out, name)["tree"] == tree())
 
 
 def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str]:
-    """Return the ways that are to be made: those that were not tried, and of those that failed the named ones."""
+    """Return the ways to make: those not tried yet, and the failed ways that are named."""
     tried = about["ways"].keys() | (set() if named else about["missing"].keys())
     chosen = ["float32", *named] if named else ways_of(about["name"])
     return [key for key, way in WAYS.items() if not way.file and key not in tried and key in chosen]
@@ -234,15 +233,15 @@ def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("names", nargs="*", help="default: all of them, in the order in which they are measured")
+    parser.add_argument("names", nargs="*", help="models to make (default: all, in the order of measurement)")
     parser.add_argument("--ways", nargs="+", choices=[key for key, way in WAYS.items() if not way.file])
     parser.add_argument("--peers", help="Python with onnxconverter-common, onnxruntime and sympy")
     parser.add_argument("--autocast", help="Python with nvidia-modelopt[onnx]")
-    parser.add_argument("--limit", type=float, default=300, help="seconds that another tool may take for one model")
-    parser.add_argument("--memory", type=float, default=16, help="gigabytes that it may take")
-    parser.add_argument("--workers", type=int, default=1, help="models at a time; each takes some gigabytes")
-    parser.add_argument("--anew", action="store_true", help="leave the skeletons that come with the checkout aside")
-    parser.add_argument("--keep", action="store_true", help="store all but this package's ways with the checkout")
+    parser.add_argument("--limit", type=float, default=300, help="time limit of another tool per model, in seconds")
+    parser.add_argument("--memory", type=float, default=16, help="memory limit of another tool, in gigabytes")
+    parser.add_argument("--workers", type=int, default=1, help="models at a time; each takes several GB")
+    parser.add_argument("--anew", action="store_true", help="ignore the skeletons in the checkout")
+    parser.add_argument("--keep", action="store_true", help="store all but this package's ways in the checkout")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -252,23 +251,23 @@ def main() -> None:
         try:
             Making(args.names[0], args.out, {**vars(args), "memory": args.memory * 1e9}).run()
         except ImportError as missing:
-            sys.exit(f"{args.names[0]} needs {missing.name}; `make extras` brings it")
+            sys.exit(f"{args.names[0]} needs {missing.name}; run `make extras`")
         return
     known = [*gpu_models.REAL, *gpu_models.TINY]
     names = args.names or list(gpu_models.REAL)
     unknown = [name for name in names if name not in known]
     if unknown:
-        sys.exit(f"no model {unknown[0]!r}; there are {', '.join(known)}")
+        sys.exit(f"there is no model {unknown[0]!r}; choose from {', '.join(known)}")
     with ThreadPoolExecutor(args.workers) as pool:
         failed = [name for name, done in zip(names, pool.map(partial(stored, args), names), strict=True) if not done]
     if failed:
-        sys.exit(f"not made: {', '.join(failed)}")
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def stored(args: argparse.Namespace, name: str) -> bool:
-    """Make the ways of a model that are not there, and store what is to be kept; return False if that failed."""
+    """Make a model's missing ways, and store the other ways if asked; return False after a failure."""
     if of_this_code(args.out, name) and not open_ways(skeleton_files.about(args.out, name), args.ways):
-        print(f"{name}: is there", flush=True)
+        print(f"{name}: already made", flush=True)
     elif not made(name, args):
         return False
     if args.keep:
@@ -278,7 +277,7 @@ def stored(args: argparse.Namespace, name: str) -> bool:
 
 
 def made(name: str, args: argparse.Namespace) -> bool:
-    """Make the ways of a model in a process of its own; return whether that went to its end."""
+    """Make the ways of a model in a separate process; return True if it succeeds."""
     words = [args.out, name, "--one", "--limit", args.limit, "--memory", args.memory]
     words += ["--ways", *args.ways] if args.ways else []
     words += ["--anew"] if args.anew else []

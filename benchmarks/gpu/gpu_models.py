@@ -1,4 +1,4 @@
-"""The models of the GPU measurement by name: architectures, the dense network of TensorFlow's guide, small ones."""
+"""Models of the GPU measurement: architectures, the dense network of TensorFlow's guide, and small models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EXPORTED = measure.ROOT / "tests" / "models"
 SEED = 7
 Array = np.ndarray[Any, Any]
 Sources = Mapping[str, Mapping[str, Any]]
-"""How weights are drawn: the arguments of `skeleton.drawn` by name."""
+"""The arguments of `skeleton.drawn` for each weight."""
 
 
 class Source(Protocol):
-    """A float32 model: how its weights are drawn, one batch, and its file."""
+    """A float32 model: its weights' distributions, one batch, and its file."""
 
     drawn: Sources
     inputs: Mapping[str, Array]
@@ -34,13 +34,13 @@ class Source(Protocol):
         ...
 
     def write_half(self, path: Path) -> None:
-        """Write the model as its framework halves it; LookupError if there is no framework."""
+        """Write the model as its framework halves it; raise LookupError without a framework."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """The dense network of TensorFlow's guide to mixed precision: features to `hidden` twice to 10, Relu between."""
+    """The dense network of TensorFlow's mixed-precision guide: two layers of `hidden` with Relu, then 10 classes."""
 
     rows: int
     features: int
@@ -48,7 +48,7 @@ class Dense:
 
     @property
     def drawn(self) -> Sources:
-        """Return the weights, spread as by Glorot's uniform start."""
+        """Return the weights, with the spread of Glorot's uniform initialization."""
         sizes = ((self.features, self.hidden), (self.hidden, self.hidden), (self.hidden, 10))
         spread = {f"w{i}": (size, (2 / sum(size)) ** 0.5) for i, size in enumerate(sizes, 1)}
         return {key: {"shape": list(size), "mean": 0.0, "std": std} for key, (size, std) in spread.items()}
@@ -59,7 +59,7 @@ class Dense:
         return {"image": np.random.default_rng(SEED).random((self.rows, self.features), np.float32)}
 
     def write(self, path: Path) -> None:
-        """Write the model in float32; its batch is free."""
+        """Write the model in float32, with a dynamic batch."""
         signature = f"dense (float[batch,{self.features}] image) => (float[batch,10] logits)"
         model = onnx.parser.parse_model(
             f"""<ir_version: 10, opset_import: ["": 20]> {signature} {{
@@ -74,12 +74,12 @@ class Dense:
         onnx.save(model, path)
 
     def write_half(self, path: Path) -> None:
-        """Raise LookupError: the network is written down as ONNX."""
-        raise LookupError("the model is written as ONNX, so that no framework halves it")
+        """Raise LookupError, since the network has no framework."""
+        raise LookupError("the model is written as ONNX, without a framework to halve it")
 
 
 def of_torch(name: str) -> Callable[[Sources | None], Source]:
-    """Return what builds a model of `gpu_builds`, which needs torch and transformers."""
+    """Return a function to build a model of `gpu_builds`, which needs torch and transformers."""
 
     def source(sources: Sources | None) -> Source:
         from benchmarks.gpu import gpu_builds
@@ -95,7 +95,7 @@ REAL: Mapping[str, Callable[[Sources | None], Source]] = {
     "dense": lambda _: Dense(8192, 784, 4096),
     **{f"{name}_one": of_torch(f"{name}_one") for name in ("bert_base", "resnet50", "llama", "vit_base", "gpt2")},
 }
-"""What matters most comes first: models are made and measured in this order; `_one` is a batch of one."""
+"""Models in the order in which they are made and measured, the most important first; `_one` is a batch of one."""
 
 TINY: Mapping[str, Callable[[Sources | None], Source]] = {
     "dense_tiny": lambda _: Dense(8, 32, 64),
@@ -105,24 +105,24 @@ TINY: Mapping[str, Callable[[Sources | None], Source]] = {
 
 
 def source(name: str, sources: Sources | None = None) -> Source:
-    """Return a model of either table, with weights as its skeleton's sources tell if there are some."""
+    """Return a model of either table, with the weights of its skeleton's sources, if any."""
     return {**REAL, **TINY}[name](sources)
 
 
 def place(name: str) -> int:
-    """Return the place of a model in the order of measurement; small ones come last."""
+    """Return a model's place in the order of measurement; small ones come last."""
     names = [*REAL, *TINY]
     return names.index(name) if name in names else len(names)
 
 
 def batch_of(file: Path) -> dict[str, Array]:
-    """Return the inputs in a file of arrays, which may hold outputs beside them, as `input/NAME` and `output/NAME`."""
+    """Return the inputs in a file of arrays, which may also hold outputs, as `input/NAME` and `output/NAME`."""
     with np.load(file) as stored:
         return {n.removeprefix("input/"): stored[n] for n in stored.files if not n.startswith("output/")}
 
 
 def digits(name: str, rows: int, folder: Path) -> Path:
-    """Write a batch of held-out digits for a digit classifier that ships here; return the model's path there."""
+    """Copy a shipped digit classifier and write a batch of held-out digits for it; return the copy's path."""
     with np.load(EXAMPLES / "digits_test.npz") as held_out:
         images = np.resize(held_out["x"], (rows, *held_out["x"].shape[1:]))
     target = folder / f"{name}.onnx"

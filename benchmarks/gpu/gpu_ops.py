@@ -1,6 +1,6 @@
-"""Single ops in float16 on a provider: their errors beside those of the emulation, and the share of equal results.
+"""Single float16 ops on a provider: their errors, those of the emulation, and the share of equal results.
 
-The cases are those of the tests on a WebGPU device, and recurrent ops.
+The cases are those of the WebGPU tests, and recurrent ops.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STEPS, BATCH, INPUT, HIDDEN = 12, 4, 32, 24
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(OpCase):
-    """A recurrent op. Its weights are a quarter of normal values, so that its gates do not saturate."""
+    """A recurrent op, with small weights so that its gates do not saturate."""
 
     def feeds(self, seed: int = 0) -> dict[str, Array]:
-        """Return normal values for the input, and small ones for the weights, rounded to float16."""
+        """Return normal values for the input, and a quarter of them for the weights, rounded to float16."""
         found = super(Recurrent, self).feeds(seed)
         return {name: array if name == "x0" else array / np.float16(4) for name, array in found.items()}
 
@@ -43,13 +43,13 @@ RECURRENT = (
 
 
 def ops(job: Mapping[str, Any]) -> Row:
-    """Run every case on the provider and emulated on the CPU, beside float32 on the CPU."""
+    """Run every case on the provider and emulated on the CPU; compare both with float32 on the CPU."""
     cases = [*CASES, *RECURRENT]
     return {"ops": [_compared(case, job["provider"]) for case in (cases[:2] if job["tiny"] else cases)]}
 
 
 def _compared(case: OpCase, provider: str) -> Row:
-    """RMS errors on the device and emulated, and the share of results that are equal in every bit."""
+    """Return the RMS errors on the device and emulated, and the share of results equal bit for bit."""
     from amp_rewrite import emulate
     from amp_rewrite.runtime.runner import CPU
 
@@ -59,7 +59,7 @@ def _compared(case: OpCase, provider: str) -> Row:
         found = _ran(case.model(), feeds, provider)
         right = _ran(case.widened(), wide, CPU)
         twin = _ran(emulate(case.model(), io="float32").to_proto(), wide, CPU)
-    except Exception as fault:  # noqa: BLE001  # onnxruntime's errors share no base class
+    except Exception as fault:  # noqa: BLE001  # onnxruntime's errors have no common base class
         return {"case": case.name, "fault": " ".join(f"{type(fault).__name__}: {fault}".split())[:200]}
     apart = [float(np.sqrt(np.mean((side.astype(np.float64) - right) ** 2))) for side in (found, twin)]
     equal = float(np.mean(found == twin.astype(np.float16)))
@@ -67,7 +67,7 @@ def _compared(case: OpCase, provider: str) -> Row:
 
 
 def _ran(model: ModelProto, feeds: Mapping[str, Array], provider: str) -> Array:
-    """Return the first output of a run without TF32 whose every op is on the provider."""
+    """Return the first output of a run without TF32, with every op on the provider."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -1,10 +1,10 @@
-"""One folder with all that a machine without a network needs beside this checkout to measure.
+"""Pack one folder for measuring on a machine without a network, in addition to this checkout.
 
     python benchmarks/run.py gpu_pack SKELETONS [--out .gpu] [--megabytes 55]     # `make gpu-pack` makes both
 
-The folder holds onnxruntime-gpu for the machine's Python with the code of one GPU architecture alone, small wheels that
-may be missing there, and the skeletons of `gpu_make` that the checkout lacks. It refuses to be larger than
-`--megabytes` together with the files of the checkout, and names the largest files. `gpu_remote` unpacks it.
+The folder contains onnxruntime-gpu for the machine's Python with the code for only one GPU architecture, small wheels
+that the machine may lack, and the skeletons of `gpu_make` that the checkout lacks. If the folder and the checkout
+together exceed `--megabytes`, the command fails and names the largest files. `gpu_remote` unpacks the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ABOUT = "pack.json"
 PROVIDER = "libonnxruntime_providers_cuda.so"
 LEFT_OUT = ("capi/libonnxruntime.so*", "capi/libonnxruntime_providers_tensorrt.so")
 LEFT_OUT += ("datasets", "quantization", "tools", "transformers")
-"""Parts of onnxruntime that Python does not load, or that no row uses."""
+"""Parts of onnxruntime that Python does not load, or no row uses."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 WHEELS = ("click>=8.2", "networkx>=3.3,<4", "rich>=13.7", "flatbuffers", "nvidia-ml-py")
 FILTERS = [
@@ -41,23 +41,23 @@ FILTERS = [
     {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 64 << 20},
 ]
 NAMED = 8
-"""Files that a refusal names."""
+"""The number of files to name in the error."""
 
 
 def download(requirements: Sequence[str], folder: Path, python: str) -> None:
-    """Get the wheels of some packages, without what they depend on, for another Python on Linux."""
+    """Download the wheels of some packages, without dependencies, for another Python on Linux."""
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     words += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "-d", str(folder)]
     for platform in PLATFORMS:
         words += ["--platform", platform]
     done = subprocess.run([*words, *requirements], capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["without a word"])[-1]
-        raise LookupError(f"pip gave no wheel of {', '.join(requirements)} for Python {python}: {said}")
+        reason = (done.stderr.strip().splitlines() or ["without a message"])[-1]
+        raise LookupError(f"pip found no wheel of {', '.join(requirements)} for Python {python}: {reason}")
 
 
 def pack_runtime(wheel: Path, others: Sequence[Path], target: Path, keep: Sequence[int]) -> dict[str, object]:
-    """Write an archive: onnxruntime-gpu with code for some architectures alone, and other wheels; say what is kept."""
+    """Write an archive of onnxruntime-gpu, with code for only some architectures, and of other wheels."""
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=target.parent) as scratch:
         root = Path(scratch) / "root"
         for path in (wheel, *others):
@@ -78,7 +78,7 @@ def pack_runtime(wheel: Path, others: Sequence[Path], target: Path, keep: Sequen
 
 
 def runtime(args: argparse.Namespace, old: dict[str, Any]) -> dict[str, Any]:
-    """Pack onnxruntime-gpu, unless the folder holds it already; return what was packed."""
+    """Pack onnxruntime-gpu, unless the folder already has it; return a description of it."""
     wanted = {"version": importlib.metadata.version("onnxruntime-gpu"), "python": args.python, "keep": args.keep}
     target = args.out / RUNTIME
     if target.exists() and {key: old.get("runtime", {}).get(key) for key in wanted} == wanted:
@@ -93,7 +93,7 @@ def runtime(args: argparse.Namespace, old: dict[str, Any]) -> dict[str, Any]:
 
 
 def skeletons(source: Path, target: Path) -> dict[str, Any]:
-    """Pack the skeletons of each model; return for each its ways, and those that could not be made."""
+    """Pack the skeletons of each model; return its ways, and the missing ways with their reasons."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     found = {}
@@ -105,41 +105,40 @@ def skeletons(source: Path, target: Path) -> dict[str, Any]:
 
 
 def tree_files() -> list[Path]:
-    """Return the files of the checkout that travel: those that git tracks, and new ones that it does not ignore."""
+    """Return the files of the checkout to copy: tracked files, and new files that are not ignored."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(words, cwd=measure.ROOT, capture_output=True, check=False)
     if done.returncode:
-        sys.exit(f"the files that travel are those that git knows, and {measure.ROOT} is not a checkout")
-    said = done.stdout
-    paths = (measure.ROOT / name for name in said.decode("utf-8", "surrogateescape").split("\0") if name)
+        sys.exit(f"{measure.ROOT} is not a git checkout, which determines the files to copy")
+    paths = (measure.ROOT / name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name)
     return [path for path in paths if path.is_file()]
 
 
-def refusal(files: Sequence[Path], most: float) -> str:
-    """Return why files are too large, with the largest by name; "" if they are not."""
+def size_error(files: Sequence[Path], most: float) -> str:
+    """Return an error with the largest files if the total is too large, or else ""."""
     sizes = {path: path.stat().st_size for path in files}
     total = sum(sizes.values()) / 1e6
     if total <= most:
         return ""
     largest = sorted(sizes, key=lambda path: -sizes[path])[:NAMED]
     named = "\n".join(f"  {sizes[path] / 1e6:6.1f} MB  {path}" for path in largest)
-    return f"{total:.1f} MB are more than {most:g}; leave out some of these, for example skeletons of a model:\n{named}"
+    return f"{total:.1f} MB exceed the limit of {most:g}; leave out some files, such as a model's skeletons:\n{named}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("skeletons", type=Path)
     parser.add_argument("--out", type=Path, default=measure.ROOT / ".gpu")
-    parser.add_argument("--megabytes", type=float, default=55.0, help="with the files of the checkout (default 55)")
-    parser.add_argument("--python", default="3.12", help="of the machine (default 3.12)")
+    parser.add_argument("--megabytes", type=float, default=55.0, help="limit, including the checkout (default: 55)")
+    parser.add_argument("--python", default="3.12", help="the machine's Python (default: 3.12)")
     parser.add_argument(
-        "--keep", type=int, nargs="+", default=[90], help="architectures of GPUs (default 90: H100, H200)"
+        "--keep", type=int, nargs="+", default=[90], help="GPU architectures (default: 90, H100 and H200)"
     )
     parser.add_argument("--wheel", type=Path, help="onnxruntime-gpu for that Python, instead of a download")
-    parser.add_argument("--no-runtime", action="store_true", help="leave onnxruntime-gpu out: the machine has it")
+    parser.add_argument("--no-runtime", action="store_true", help="leave out onnxruntime-gpu")
     args = parser.parse_args()
     if not skeleton_files.names_in(args.skeletons):
-        sys.exit(f"{args.skeletons} holds no skeletons; `gpu_make` writes them")
+        sys.exit(f"{args.skeletons} has no skeletons; run `gpu_make` to write them")
     args.out.mkdir(parents=True, exist_ok=True)
     about = args.out / ABOUT
     old = json.loads(about.read_text("utf-8")) if about.exists() else {}
@@ -153,12 +152,12 @@ def main() -> None:
     packed["sha256"] = {str(p.relative_to(args.out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     about.write_text(json.dumps(packed, indent=1) + "\n", encoding="utf-8")
     for name, found in packed["skeletons"].items():
-        stale = "" if found["tree"] == packed["tree"] else "; made by other code than this"
+        stale = "" if found["tree"] == packed["tree"] else "; made by different code"
         print(f"{name}: {', '.join(found['ways'])}{stale}")
         for way, why in found["missing"].items():
-            print(f"  not made: {way}: {why}")
-    if said := refusal([*files, about, *tree_files()], args.megabytes):
-        sys.exit(said)
+            print(f"  failed: {way}: {why}")
+    if error := size_error([*files, about, *tree_files()], args.megabytes):
+        sys.exit(error)
     own = sum(path.stat().st_size for path in (*files, about)) / 1e6
     whole = own + sum(path.stat().st_size for path in tree_files()) / 1e6
     print(f"{args.out}: {own:.1f} MB, with the checkout {whole:.1f} of {args.megabytes:g} MB")

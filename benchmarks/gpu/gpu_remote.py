@@ -1,15 +1,15 @@
-"""The steps of a measurement on a machine without a network: unpack, check, draw the weights, measure, test.
+"""Measure on a machine without a network, in steps: unpack, check, draw the weights, measure, test.
 
     python benchmarks/run.py gpu_remote STEP … [--out DIR] [--minutes M] [--seconds-of-tests S] [--] [WORD …]
 
 setup   unpack .gpu into DEST, choose CUDA libraries, write preflight.txt; every other step does this first
-smoke   a product and a convolution in half on the GPU, with the numbers checked
+smoke   check a product and a convolution in half precision on the GPU
 grow    draw the weights of the skeletons, into memory
-gpu     the benchmark `gpu`, with the words behind `--`; its rows are in DEST, and copied to DIR
-tests   the tests that need a GPU
+gpu     run the benchmark `gpu` with the arguments after `--`; its rows are in DEST, and copied to DIR
+tests   run the tests that need a GPU
 
-Needs nothing but Python until `setup` is done. A step that fails does not stop the next ones; the exit code is the
-number of those that failed. A later call need not carry the folder again as long as DEST is there.
+It needs only Python until `setup` is done. After a failed step, the next ones still run; the exit code is the number of
+failed steps. Later calls do not need the folder again while DEST exists.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "benchmarks" / "run.py")
 STEPS = ("setup", "smoke", "grow", "gpu", "tests")
 LEAST = {"click": (8, 2), "networkx": (3, 3), "rich": (13, 7), "flatbuffers": (1,), "nvidia-ml-py": (12,)}
-"""Packages that the pack brings, with the versions from which on those of the machine do."""
+"""Packages in the pack, with the lowest versions that suffice if the machine has them."""
 LIBRARIES = ("nvidia/cu13/lib", "nvidia/cudnn/lib", "torch/lib")
-"""Folders with CUDA libraries below site-packages, where PyTorch's wheels put them."""
+"""Folders of PyTorch's CUDA libraries below site-packages."""
 PREFLIGHT = (
     ("nvidia-smi",),
     ("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"),
@@ -48,16 +48,16 @@ PREFLIGHT = (
 PACKED = "AMP_REWRITE_GPU_PACKED"
 MEMORY = Path("/dev/shm")
 ROOM = 40 << 30
-"""Bytes that the grown models take at most, with room to spare."""
+"""The most bytes the grown models take, with a margin."""
 TESTS = "tests/suites/gpu"
 GRACE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Places on the machine: the pack, what is unpacked of it, the grown models, and what comes back.
+    """The folders on the machine: the pack, its unpacked contents, the grown models, and the results.
 
-    `compiled`: the provider for which PyTorch compiles the models, if it is to.
+    `compiled`: the provider for PyTorch's compiled models, if any.
     """
 
     pack: Path
@@ -68,7 +68,7 @@ class Remote:
     compiled: str = ""
 
     def setup(self) -> bool:
-        """Unpack, unless that was done; return whether everything arrived whole."""
+        """Unpack, unless it is done; return True if all files arrived intact."""
         done, carried = self.dest / "pack.json", self.pack / "pack.json"
         if done.exists() and (not carried.exists() or carried.read_bytes() == done.read_bytes()):
             return True
@@ -76,12 +76,12 @@ class Remote:
         about = json.loads((self.pack / "pack.json").read_text("utf-8"))
         broken = [name for name, digest in about["sha256"].items() if self._digest(name) != digest]
         for name in broken:
-            self.say(f"{name} did not arrive as it was packed")
+            self.say(f"{name} is corrupted or missing")
         for name in ("site", "wheels", "skeletons"):  # of an older pack
             shutil.rmtree(self.dest / name, ignore_errors=True)
         (self.dest / "skeletons").mkdir()
         carried_too = (ROOT / "benchmarks" / "gpu" / "skeletons" / Path(name).name for name in about["sha256"])
-        for path in filter(Path.exists, carried_too):  # the checkout has what other tools made of the models
+        for path in filter(Path.exists, carried_too):  # the checkout has other tools' conversions
             unpack(path, self.dest / "skeletons")
         for name in about["sha256"]:
             if name not in broken:
@@ -99,14 +99,14 @@ class Remote:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
     def _link_libraries(self) -> None:
-        """Let onnxruntime, which looks beside itself, find the CUDA libraries of PyTorch."""
+        """Link PyTorch's CUDA libraries next to onnxruntime, where it looks for them."""
         link = self.dest / "site" / "nvidia"
         found = site_of("torch")
         if found is not None and (found / "nvidia").is_dir() and not link.exists():
             link.symlink_to(found / "nvidia")
 
     def _fill_in(self) -> None:
-        """Take a packed package where that of the machine is missing or too old."""
+        """Use a packed package if the machine's is missing or too old."""
         for name, least in LEAST.items():
             try:
                 there = tuple(int(n) for n in re.findall(r"\d+", importlib.metadata.version(name))[: len(least)])
@@ -121,7 +121,7 @@ class Remote:
                 shutil.copytree(wheel, self.dest / "site", dirs_exist_ok=True)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of every step: the unpacked packages first, and the CUDA libraries."""
+        """Return the environment of the steps, with the unpacked packages and the CUDA libraries."""
         found = site_of("torch")
         folders = [Path(part) for part in self.extra.split(os.pathsep) if part]
         folders += [found / part for part in LIBRARIES] if found is not None else []
@@ -132,19 +132,19 @@ class Remote:
             "PYTHONPATH": os.pathsep.join([str(self.dest / "site"), str(ROOT)]),
             "LD_LIBRARY_PATH": os.pathsep.join(path),
             "PYTHONUNBUFFERED": "1",
-            "CUDA_MODULE_LOADING": "LAZY",  # nothing may look for code that was left out
+            "CUDA_MODULE_LOADING": "LAZY",  # never load code that was left out
             PACKED: self._packed(),
         }
 
     def _packed(self) -> str:
-        """Return a sentence about what was left out of onnxruntime."""
+        """Return a sentence about the parts left out of onnxruntime."""
         about = json.loads((self.dest / "pack.json").read_text("utf-8")).get("runtime") or {}
         keep = ", ".join(f"sm_{sm}" for sm in about.get("keep", ()))
         less = ", without kernels for experts, few bits and paged caches" if about.get("unused") else ""
-        return f"onnxruntime-gpu {about['version']} with the code for {keep} alone{less}" if keep else ""
+        return f"onnxruntime-gpu {about['version']} with only the code for {keep}{less}" if keep else ""
 
     def preflight(self) -> None:
-        """Write what the machine is to preflight.txt."""
+        """Write facts about the machine to preflight.txt."""
         with (self.out / "preflight.txt").open("a", encoding="utf-8") as file:
             for command in PREFLIGHT:
                 file.write(f"$ {' '.join(command)}\n")
@@ -155,19 +155,19 @@ class Remote:
             file.write("\n".join(packages) + "\n")
 
     def smoke(self) -> bool:
-        """Compute something small; where that fails, once more with all that onnxruntime logs."""
+        """Run a small check; after a failure, again with onnxruntime's full log."""
         if self.ran([RUN, "gpu_smoke"], 120) == 0:
             return True
         self.ran([RUN, "gpu_smoke"], 120, SMOKE_LOUD="1")
         return False
 
     def grow(self) -> bool:
-        """Draw the weights, unless that was done."""
+        """Draw the weights, unless it is done."""
         done = self.models / ".done"
         if not done.exists():
             self.models.mkdir(parents=True, exist_ok=True)
             compiling = threading.Thread(target=self._compile)
-            compiling.start()  # beside the drawing of weights, so that nothing compiles while anything is timed
+            compiling.start()  # while the weights are drawn, since nothing may compile during timing
             grown = self.ran([RUN, "gpu_grow", str(self.dest / "skeletons"), str(self.models)], 300) == 0
             compiling.join()
             if not grown:
@@ -176,14 +176,14 @@ class Remote:
         return True
 
     def _compile(self) -> None:
-        """Compile the models with PyTorch, if they are asked for."""
+        """Compile the models with PyTorch, if requested."""
         names = [path.name.removesuffix(".recipes.json") for path in (self.dest / "skeletons").glob("*.recipes.json")]
         built = [name for name in names if not name.startswith("dense")]
         if self.compiled and built:
             self.ran([RUN, "gpu_beside", *built, "--provider", self.compiled], 240)
 
     def gpu(self, end: float, words: Sequence[str]) -> bool:
-        """Measure until the monotonic clock says `end`; copy rows and tables to where they come back."""
+        """Measure until the monotonic time `end`; copy rows and tables to the results."""
         if not self.grow():
             return False
         rows, minutes = self.dest / "rows", max(end - time.monotonic(), 0) / 60
@@ -200,7 +200,7 @@ class Remote:
         return self.ran(words, seconds) == 0
 
     def ran(self, words: Sequence[str], limit: float, **more: str) -> int:
-        """Run Python with the unpacked packages; what it says goes to log.txt, too. Return its exit code."""
+        """Run Python with the unpacked packages, log its output, and return its exit code."""
         command = [sys.executable, *words]
         with subprocess.Popen(
             command,
@@ -222,17 +222,17 @@ class Remote:
                     process.wait(GRACE)
                 except subprocess.TimeoutExpired:
                     process.kill()
-            listener.join(GRACE)  # what its children still hold open is not waited for
+            listener.join(GRACE)  # do not wait for children that keep the pipe open
         return process.returncode
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Say every line of a process."""
+        """Print and log every line of a process."""
         assert process.stdout is not None
         for line in process.stdout:
             self.say(line.rstrip("\n"))
 
     def say(self, line: str) -> None:
-        """Print a line and append it to log.txt, with the time."""
+        """Print a line with the time, and append it to log.txt."""
         line = f"[{time.strftime('%H:%M:%S')}] {line}"
         print(line, flush=True)
         with (self.out / "log.txt").open("a", encoding="utf-8") as file:
@@ -246,7 +246,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def site_of(package: str) -> Path | None:
-    """Return the folder that a package is installed in, without importing it."""
+    """Return the folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parents[1] if spec is not None and spec.origin else None
 
@@ -256,11 +256,11 @@ def main() -> None:
     parser.add_argument("steps", nargs="+", choices=STEPS)
     parser.add_argument("--pack", type=Path, default=ROOT / ".gpu")
     parser.add_argument("--dest", type=Path, default=Path.home() / "amp-rewrite-gpu")
-    parser.add_argument("--models", type=Path, help="for the grown models (default: a folder in memory)")
+    parser.add_argument("--models", type=Path, help="folder for the grown models (default: in memory)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu")))
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all steps together (default 8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit for all steps together (default: 8)")
     parser.add_argument("--seconds-of-tests", type=float, default=120.0)
-    parser.add_argument("--libraries", default="", help="more folders with CUDA libraries, before all others")
+    parser.add_argument("--libraries", default="", help="additional folders with CUDA libraries, searched first")
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
     args, more = parser.parse_args(words[:at]), words[at + 1 :]

@@ -1,7 +1,7 @@
-"""One row of the GPU measurement, in a process of its own: `gpu_rows JOB.json` writes the row beside the job.
+"""Measure one row in a separate process: `gpu_rows JOB.json` writes the row next to the job.
 
-Kinds, beside those of `gpu_latency`, `gpu_kernels`, `gpu_ops`, `gpu_beside` and `gpu_trials`: `emulation` (what the
-provider computes in half against its emulation on the CPU), `training` (a whole training step).
+Besides the kinds of `gpu_latency`, `gpu_kernels`, `gpu_ops`, `gpu_beside` and `gpu_trials`, it has `emulation` (half
+precision on the provider, compared with its emulation on the CPU) and `training` (a whole training step).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.gpu import gpu_beside, gpu_kernels, gpu_latency, gpu_models, gpu
 from benchmarks.gpu.gpu_turns import error
 
 Row = dict[str, Any]
-# The guide's optimizer. A step is timed from one and the same state, so its learning rate does not matter.
+# The guide's optimizer. Each step starts from the same state, so the learning rate does not matter.
 OPTIMIZER, LOSS = "rmsprop", "cross_entropy(logits, label)"
 DENSE = {False: gpu_models.Dense(8192, 784, 4096), True: gpu_models.Dense(16, 16, 32)}
 ROWS = 256
 
 
 def small(name: str, folder: Path, *, tiny: bool) -> Path:
-    """Write a model that ships here or needs no framework, with its batch beside it; return its path."""
+    """Write a model that is shipped or needs no framework, with its batch; return its path."""
     if name != "dense":
         return gpu_models.digits(name, 8 if tiny else ROWS, folder)
     path = folder / "dense.onnx"
@@ -37,47 +37,45 @@ def small(name: str, folder: Path, *, tiny: bool) -> Path:
 
 
 def _outputs(file: Path, batch: Mapping[str, Any], provider: str) -> list[Any]:
-    """What a model gives for a batch, in float64, float32 without TF32; each input in the type that it has there."""
+    """Return a model's outputs for a batch as float64, computed without TF32, with inputs cast to its types."""
     from amp_rewrite import Feed, Model
     from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions
 
     model = Model.load(file)
     runner = Runner.open(model, SessionOptions(providers=tuple(dict.fromkeys((provider, CPU)))))
     if runner.provider != provider:
-        raise LookupError(f"{provider} does not open here")
-    fed = next(iter(Feed.of(dict(batch), model, allow_nonfinite=True)))
-    found = runner.run(fed).values()
+        raise LookupError(f"{provider} does not work here")
+    feeds = next(iter(Feed.of(dict(batch), model, allow_nonfinite=True)))
+    found = runner.run(feeds).values()
     return [value.astype(np.float64) for value in found if isinstance(value, np.ndarray) and value.dtype.kind != "O"]
 
 
 def ops(job: Mapping[str, Any], folder: Path) -> Row:
-    """Single ops against their emulation."""
-    from benchmarks.gpu import gpu_ops  # late: its cases are those of the tests, which not every row takes along
+    """Compare single ops with their emulation."""
+    from benchmarks.gpu import gpu_ops  # late: its cases are in the tests, which not every row needs
 
     return gpu_ops.ops(job)
 
 
 def emulation(job: Mapping[str, Any], folder: Path) -> Row:
-    """The error of a low type on the provider, that of its emulation on the CPU, and their ratio; and the distance
-    of the two from each other."""
+    """Return the errors of a low type on the provider and emulated on the CPU, their ratio, and their distance."""
     import amp_rewrite
     from amp_rewrite.runtime.runner import CPU
 
-    given = job["file"]
-    source = Path(given) if given else small(job["model"], folder, tiny=job["tiny"])
+    source = Path(job["file"]) if job["file"] else small(job["model"], folder, tiny=job["tiny"])
     batch = gpu_models.batch_of(source.with_suffix(".npz"))
     converted = folder / "half.onnx"
     amp_rewrite.convert(source, to=job["to"]).save(converted)
     amp_rewrite.emulate(converted).save(folder / "twin.onnx")
-    wanted = _outputs(source, batch, job["provider"])
+    expected = _outputs(source, batch, job["provider"])
     real, twin = _outputs(converted, batch, job["provider"]), _outputs(folder / "twin.onnx", batch, CPU)
-    on_device, emulated = error(wanted, real), error(wanted, twin)
+    on_device, emulated = error(expected, real), error(expected, twin)
     ratio = on_device["l2"] / emulated["l2"] if on_device["l2"] is not None and emulated["l2"] else None
     return {"on_device": on_device, "emulated": emulated, "apart": error(twin, real), "ratio": ratio}
 
 
 def training(job: Mapping[str, Any], folder: Path) -> Row:
-    """A training step of the dense network, in float32 and in mixed precision, from one and the same state."""
+    """Time a training step of the dense network in float32 and in mixed precision, from the same state."""
     import amp_rewrite
     from amp_rewrite.train.step.step import save_step
 
@@ -114,17 +112,17 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], Path], Row]] = {
 
 
 def main(path: Path) -> None:
-    """Do the job; its row, or why there is none, goes into the file beside it."""
+    """Run the job, and write its row, or the reason for its failure, next to it."""
     from amp_rewrite import AmpRewriteError
 
     job = json.loads(path.read_text("utf-8"))
-    # whoever stops this process knows the folder by its own number
+    # the process that may stop this one finds the folder by its own process ID
     with tempfile.TemporaryDirectory(prefix=f"amp-rewrite-{os.getppid()}-{path.stem}-", dir=job["scratch"]) as name:
         try:
             row = KINDS[job["kind"]](job, Path(name))
         except (AmpRewriteError, LookupError, ImportError) as fault:
             row = {"fault": " ".join(str(fault).split())[:400]}
-    scratch = path.with_suffix(".row.part")  # a process that is killed leaves no half row
+    scratch = path.with_suffix(".row.part")  # a killed process leaves no incomplete row
     scratch.write_text(json.dumps(row), encoding="utf-8")
     scratch.replace(path.with_suffix(".row.json"))
 

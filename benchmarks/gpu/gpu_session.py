@@ -1,4 +1,4 @@
-"""A session of onnxruntime whose inputs and outputs stay on the device, and what the GPU says of itself."""
+"""Sessions of onnxruntime with inputs and outputs on the device, and the GPU's state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Opened:
-    """A model that is open on a provider, bound to one batch; `run` neither allocates nor copies between host and GPU.
+    """An open model bound to one batch; `run` neither allocates nor copies between host and GPU.
 
-    `graph`: record the run as a CUDA graph, with outputs at fixed places. `more` are options of the CUDA provider.
+    `graph`: record the run as a CUDA graph, with outputs at fixed addresses. `more`: options of the CUDA provider.
     """
 
     def __init__(self, file: Path, batch: Mapping[str, Array], provider: str, *, graph: bool = False, **more: str):
@@ -39,9 +39,7 @@ class Opened:
         self.session = ort.InferenceSession(str(file), options, providers=chosen, enable_fallback=0)
         opened = self.session.get_providers()[0]
         if opened != provider:
-            raise RuntimeError(
-                f"{provider} does not open here, only {opened}; `amp-rewrite doctor` says what is missing"
-            )
+            raise RuntimeError(f"{provider} does not work here, only {opened}; run `amp-rewrite doctor` for the reason")
         self.binding = self.session.io_binding()
         self.kept: list[Any] = []
         for port in self.session.get_inputs():
@@ -58,7 +56,7 @@ class Opened:
             self.binding.bind_ortvalue_output(port.name, room)
 
     def _value(self, array: Array, declared: str) -> Any:
-        """Return an input on the device, in the type that the model declares for it."""
+        """Return an input on the device, in its declared type."""
         wanted = FLOATS.get(declared)
         array = np.ascontiguousarray(array if wanted is None or array.dtype.kind != "f" else array.astype(wanted))
         if wanted is ml_dtypes.bfloat16:
@@ -66,7 +64,7 @@ class Opened:
         return ort.OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run(self) -> None:
-        """Run once, and wait for the end."""
+        """Run once, and wait for completion."""
         self.session.run_with_iobinding(self.binding)
         self.binding.synchronize_outputs()
 
@@ -75,7 +73,7 @@ class Opened:
         self.session.run_with_iobinding(self.binding)
 
     def outputs(self) -> list[Array]:
-        """Return the outputs of the last run, in float32; those of a type that numpy lacks are empty."""
+        """Return the outputs of the last run in float32; outputs in a type that numpy lacks are empty."""
         found = []
         for value in self.binding.get_outputs():
             try:
@@ -86,7 +84,7 @@ class Opened:
 
 
 def _output_shapes(file: Path, batch: Mapping[str, Array], provider: str, more: Mapping[str, str]) -> dict[str, Any]:
-    """Return shape and ONNX type of each output, as a plain run has them."""
+    """Return the shape and ONNX type of each output, from a plain run."""
     plain = Opened(file, batch, provider, **more)
     plain.run()
     ports, found = plain.session.get_outputs(), plain.binding.get_outputs()
@@ -96,7 +94,7 @@ def _output_shapes(file: Path, batch: Mapping[str, Array], provider: str, more: 
 def open_way(
     way: str, file: Path, batch: Mapping[str, Array], provider: str, *, graph: bool = False, **more: str
 ) -> Opened:
-    """Open the file of a way with the settings of that way."""
+    """Open a way's file with the way's settings."""
     settings = {**WAYS[way].provider, **more} if provider == CUDA else {}
     return Opened(file, batch, provider, graph=graph and provider == CUDA, **settings)
 
@@ -108,11 +106,11 @@ def batch_of(folder: Path, model: str) -> dict[str, Array]:
 
 
 class Card:
-    """Clocks, power, heat and energy of the first GPU, by NVIDIA's management library; None where it is not there."""
+    """The first GPU's clocks, power, temperature and energy, from NVIDIA's management library; None without it."""
 
     def __init__(self) -> None:
         self.nvml: Any = None
-        with contextlib.suppress(Exception):  # no library, no driver, or no GPU: its errors share no base class
+        with contextlib.suppress(Exception):  # without library, driver or GPU; its errors have no common base class
             import pynvml
 
             pynvml.nvmlInit()
@@ -136,22 +134,22 @@ class Card:
         return None if self.nvml is None else self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
 
     def used(self) -> int | None:
-        """Return the bytes of memory that are in use."""
+        """Return the bytes of memory in use."""
         return None if self.nvml is None else int(self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used)
 
     def about(self) -> dict[str, Any]:
-        """Return what stays the same: name, limits, and the reasons for which the clocks are low, if any."""
+        """Return constant facts: the name, the limits, and the reasons for low clocks, if any."""
         if self.nvml is None:
             return {}
         nvml, handle = self.nvml, self.handle
-        asked = {
+        queries = {
             "name": lambda: nvml.nvmlDeviceGetName(handle),
             "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
             "max_sm_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
             "throttle": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
         }
         found: dict[str, Any] = {}
-        for key, ask in asked.items():
+        for key, ask in queries.items():
             with contextlib.suppress(Exception):  # a driver or a card may lack any of these
                 found[key] = ask()
         return found

@@ -1,4 +1,4 @@
-"""The page of the GPU measurement: what was measured by now, as Markdown."""
+"""The page of the GPU measurement, from the rows so far, as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GUIDE = "TensorFlow's guide of 2020 states 12 → 4 µs for a sample (3×) on a 
 
 
 def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
-    """Return the lines of the page: the machine, then a table of each kind, then what is missing."""
+    """Return the lines of the page: the machine, a table for each kind, and the missing rows."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     head = [
         "# Measured on " + about["device"],
@@ -27,11 +27,11 @@ def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
     ]
     head += ["", f"{about['packed']}."] if about.get("packed") else []
     if about["tiny"]:
-        head += ["", "**Small models, one round: this shows that everything runs, and no time means anything.**"]
+        head += ["", "**Small models, one round: this shows that everything runs, but no time means anything.**"]
     if about["provider"].startswith("CPU"):
         head += ["", "CPU: half precision is slower here, and onnxruntime computes most of it in float32."]
     elif not about.get("card"):
-        head += ["", "**NVIDIA's management library saw no GPU: no time here means anything.**"]
+        head += ["", "**NVIDIA's management library found no GPU: no time here means anything.**"]
     parts = [
         _beside(rows),
         _trials(rows),
@@ -54,7 +54,7 @@ def _done(rows: Rows, kind: str) -> Pairs:
 
 
 def _means(rows: Rows) -> list[str]:
-    """Return the headline: how many times as fast each way is, over all models that have both."""
+    """Return the headline table: the speed-up of each way over all models with both ways."""
     factors: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
     for _, row in _done(rows, "latency"):
         for way, ratios in row["ratio"].items():
@@ -66,9 +66,7 @@ def _means(rows: Rows) -> list[str]:
         if found
     ]
     head = ("way", *(f"vs {WAYS[base].name}" for base in BASELINES))
-    notes = [
-        "Geometric means over the models that a way has, in brackets the least and their number: compare equal numbers."
-    ]
+    notes = ["Geometric means over a way's models, with the minimum and their number: compare only equal numbers."]
     return ["## Speed-ups", "", *notes, "", *measure.markdown(head, table)] if table else []
 
 
@@ -86,9 +84,9 @@ def _latencies(rows: Rows) -> list[str]:
     head = ("model", "way", "ms", "p5–p95", *(f"vs {WAYS[base].name}" for base in BASELINES), "TFLOP/s", "of the best")
     more = ("MB", "error L2", "error max", "not finite", "same argmax", "MHz, W, °C")
     notes = [
-        "All ways of a model in one process, in turns; speed-ups with their 95 % interval from rounds. Inputs and",
-        "outputs stay on the device, and each run is waited for. Errors are those against float32. `of the best`: of",
-        "the product in float16 that PyTorch reaches here. `MB`: memory beyond that of the ways opened before.",
+        "All ways of a model alternate in one process; speed-ups have a 95 % interval over rounds. Inputs and outputs",
+        "stay on the device, and each run is synchronized. Errors are relative to float32. `of the best`: relative to",
+        "PyTorch's best float16 product here. `MB`: memory in addition to the ways opened before.",
     ]
     return ["## Inference", "", *notes, "", *measure.markdown((*head, *more), table)] if table else []
 
@@ -112,7 +110,7 @@ def _latency(job: Mapping[str, Any], row: Mapping[str, Any], way: str, peak: flo
 
 
 def _cell(text: str) -> str:
-    """Return a text as a table's cell holds it."""
+    """Escape a text for a table cell."""
     return text.replace("|", "\\|")
 
 
@@ -123,7 +121,7 @@ def _ratio(found: Sequence[float] | None) -> str:
 def _ceilings(rows: Rows) -> list[str]:
     for _, row in _done(rows, "ceilings"):
         products = ", ".join(f"{word} {rate:.0f}" for word, rate in row.items() if word != "copy")
-        return ["## The best that this GPU does", "", f"Products, TFLOP/s: {products}. A copy: {row['copy']:.2f} TB/s."]
+        return ["## The GPU's best performance", "", f"Products, TFLOP/s: {products}. A copy: {row['copy']:.2f} TB/s."]
     return []
 
 
@@ -138,7 +136,7 @@ def _variants(rows: Rows) -> list[str]:
             cells = (_ms(timing["median"]), factor, _ms(rate["seconds"]), joules)
             table.append((job["model"], WAYS[way].name, word, *cells))
         table += [(job["model"], key, _cell(why), *["–"] * 4) for key, why in row["faults"].items()]
-    head = ("model", "way", "setting", "ms", "vs plain", "queued, ms", "J a run")
+    head = ("model", "way", "setting", "ms", "vs plain", "queued, ms", "J per run")
     return ["## CUDA graphs, NHWC, queued runs", "", *measure.markdown(head, table)] if table else []
 
 
@@ -147,9 +145,9 @@ def _kernels(rows: Rows) -> list[str]:
     for job, row in _done(rows, "kernels"):
         for way, found in row["kernels"].items():
             groups = sorted(found["groups"].items(), key=lambda pair: -pair[1][1])
-            told = ", ".join(f"{group} {launches:.0f}: {us:.0f}" for group, (launches, us) in groups)
+            shares = ", ".join(f"{group} {launches:.0f}: {us:.0f}" for group, (launches, us) in groups)
             numbers = (f"{found['wall_us']:.0f}", f"{found['busy_us']:.0f}", f"{found['launches']:.0f}")
-            table.append((job["model"], WAYS[way].name, *numbers, told or "–"))
+            table.append((job["model"], WAYS[way].name, *numbers, shares or "–"))
     head = ("model", "way", "run, µs", "kernels, µs", "launches", "groups by name, launches: µs")
     return ["## Kernels", "", *measure.markdown(head, table)] if table else []
 
@@ -163,10 +161,10 @@ def _beside(rows: Rows) -> list[str]:
     ]
     head = ("model", "way", "ms", *(f"vs {base}" for base in BASES), "error L2", "error max")
     text = (
-        "All ways of a model in one process, in turns; each reads float32 and gives float32. `_one` is a batch of one."
-        " Errors are those against onnxruntime's float32."
+        "All ways of a model alternate in one process; each has float32 inputs and outputs. `_one` is a batch of one."
+        " Errors are relative to onnxruntime's float32."
     )
-    return ["## Beside PyTorch", "", text, "", *measure.markdown(head, table)] if table else []
+    return ["## Compared with PyTorch", "", text, "", *measure.markdown(head, table)] if table else []
 
 
 def _trials(rows: Rows) -> list[str]:
@@ -187,12 +185,12 @@ def _training(rows: Rows) -> list[str]:
             factors = [_factor(found) for found in entry["speed_ups"].values()]
             memory = "–" if entry["memory"] is None else f"{entry['memory'] / 1e6:.0f}"
             table.append((job["policy"], entry["name"], str(row["batch"]), sample, ", ".join(factors), memory))
-    head = ("policy", "step in", "batch", "µs a sample", "vs float32, and vs TF32", "peak MB")
+    head = ("policy", "step in", "batch", "µs per sample", "vs float32, and vs TF32", "peak MB")
     return ["## A training step of the dense network", "", GUIDE, "", *measure.markdown(head, table)] if table else []
 
 
 def _ops(rows: Rows) -> list[str]:
-    """Return the errors of single ops, those first that the emulation predicts least."""
+    """Return the errors of single ops, the worst predicted first."""
     found = [one for _, row in _done(rows, "ops") for one in row["ops"]]
     ran = [one for one in found if "fault" not in one]
     table = [
@@ -200,13 +198,13 @@ def _ops(rows: Rows) -> list[str]:
         for one in sorted(ran, key=lambda one: one["equal"])
     ]
     head = ("op and shapes", "error on device", "error emulated", "equal results")
-    text = "Float16 against float32 (RMS), of normal inputs; results that the emulation predicts to the bit are equal."
+    text = "RMS errors of float16 with normal inputs; equal results are those predicted exactly by the emulation."
     faults = [f"- {one['case']}: {one['fault']}" for one in found if "fault" in one]
-    return ["## Ops against their emulation", "", text, "", *measure.markdown(head, table), *faults] if table else []
+    return ["## Ops and their emulation", "", text, "", *measure.markdown(head, table), *faults] if table else []
 
 
 def _emulated(rows: Rows) -> list[str]:
-    """Worst ratio first: where the emulation errs least like the device."""
+    """Return the errors of emulated models, the worst ratio first."""
     found = sorted(_done(rows, "emulation"), key=lambda pair: -_off(pair[1]["ratio"]))
     table = [
         (
@@ -216,9 +214,9 @@ def _emulated(rows: Rows) -> list[str]:
         )
         for job, row in found
     ]
-    head = ("model", "type", "ratio", "error on device", "error emulated", "device against emulation", "not finite")
-    text = "Errors against float32 without TF32 (L2). A ratio of 1: the emulation errs as the device does."
-    return ["## Emulation against the device", "", text, "", *measure.markdown(head, table)] if table else []
+    head = ("model", "type", "ratio", "error on device", "error emulated", "device to emulation", "not finite")
+    text = "L2 errors relative to float32 without TF32. A ratio of 1 means that the emulation errs like the device."
+    return ["## Emulation and the device", "", text, "", *measure.markdown(head, table)] if table else []
 
 
 def _off(ratio: float | None) -> float:
@@ -232,7 +230,7 @@ def _missing(rows: Rows) -> list[str]:
             lines += [f"- {job['name']}, {way}: {why}" for way, why in row["faults"].items()]
     late = [job["name"] for job in rows if job["row"] is None]
     lines += [f"- not yet measured: {', '.join(late)}"] if late else []
-    return ["## What is missing", "", *lines] if lines else []
+    return ["## Missing rows", "", *lines] if lines else []
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Trials: one choice of a rewrite or of a setting against another, on the file of the plain command, in turns."""
+"""Trials of a rewrite or a setting: its alternatives, alternating, on the file of the plain command."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.gpu.gpu_ways import files
 
 Row = dict[str, Any]
 Edit = Callable[[ModelProto], int]
-"""Takes a rewrite back, in place; returns in how many places."""
+"""Undoes a rewrite in place; returns the number of changes."""
 
 
 def flat_biases(model: ModelProto) -> int:
-    """Store biases of three axes with one, so that onnxruntime makes a Gemm of product and sum."""
+    """Store biases of three axes with one axis, so that onnxruntime fuses product and sum into a Gemm."""
     changed = 0
     added = {name for node in model.graph.node if node.op_type == "Add" for name in node.input}
     for tensor in model.graph.initializer:
@@ -32,7 +32,7 @@ def flat_biases(model: ModelProto) -> int:
 
 
 def stated_masks(model: ModelProto) -> int:
-    """Add a triangle of numbers to the scores of causal attention, instead of the attribute."""
+    """Replace the attribute of causal attention with a triangular mask."""
     changed = 0
     for node in model.graph.node:
         causal = [a for a in node.attribute if a.name == "unidirectional" and a.i]
@@ -48,7 +48,7 @@ def stated_masks(model: ModelProto) -> int:
 
 
 def odd_columns(model: ModelProto) -> int:
-    """Multiply by the weights as they are, without the columns of zeros and what cuts them off."""
+    """Remove the columns of zeros that pad weights, and the Slice after the product."""
     wide = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Concat" and n.input[1][:6] == "zeros_"}
     products = {n.output[0]: n for n in model.graph.node if n.op_type == "MatMul" and n.input[1] in wide}
     cuts = [n for n in model.graph.node if n.op_type == "Slice" and n.input[0] in products]
@@ -73,11 +73,11 @@ TRIALS: Mapping[str, tuple[str, Edit | None, Mapping[str, Mapping[str, str]]]] =
         },
     ),
 }
-"""By name: a model, what takes a rewrite back, and settings of the provider that are tried, each with a graph, too."""
+"""A model, the undoing of a rewrite, and provider settings, each also with a CUDA graph, by name."""
 
 
 def trial(job: Mapping[str, Any]) -> Row:
-    """Time the choices of a trial in turns; errors are those against the first."""
+    """Time the alternating choices of a trial; errors are relative to the first."""
     _, edit, settings = TRIALS[job["trial"]]
     folder, provider = Path(job["models"]), job["provider"]
     made, batch = files(folder, job["model"])["amp"], batch_of(folder, job["model"])
@@ -91,18 +91,18 @@ def trial(job: Mapping[str, Any]) -> Row:
         choices["without"] = (other, False, {})
     for key, stated in settings.items() if provider == CUDA else ():
         choices |= {key: (made, False, stated), f"{key}, CUDA graph": (made, True, stated)}
-    ready, wanted = {}, None
+    ready, expected = {}, None
     for key, (file, graph, stated) in choices.items():
         try:
             opened = Opened(file, batch, provider, graph=graph, **stated)
             for _ in range(CAPTURED):
                 opened.run()
             found = opened.outputs()
-        except Exception as fault:  # noqa: BLE001  # onnxruntime's errors share no base class
+        except Exception as fault:  # noqa: BLE001  # onnxruntime's errors have no common base class
             row["faults"][key] = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
             continue
-        wanted = found if wanted is None else wanted
-        row["error"][key], ready[key] = error(wanted, found), opened
+        expected = found if expected is None else expected
+        row["error"][key], ready[key] = error(expected, found), opened
     row["time"] = timed({key: one.run for key, one in ready.items()}, job["rounds"], job["warm"], lambda: None)
     first = next(iter(row["time"]))
     row["ratio"] = {key: ratio(row["time"][first], found) for key, found in row["time"].items()}

@@ -1,4 +1,4 @@
-"""Ways of running a model on a GPU: float32, this package's conversions, and those of others."""
+"""Ways of running a model on a GPU: float32, this package's conversions, and other tools' conversions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OPTIMIZER_TYPES: Mapping[str, str] = {
     "unet": "unet",
     "whisper": "bart",
 }
-"""The types of models that onnxruntime's optimizer is told; it knows no others of ours."""
+"""Model types for onnxruntime's optimizer; it does not support our other models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way: its name in tables, and how its file is made.
+    """One way: its name in tables, and the source of its file.
 
-    `options`: the keywords of `amp_rewrite.convert`. `tool`: a tool of peers/peer_tools.py, run by the interpreter that
-    `--peers` or `--autocast` (`python`) names. `packages`: those whose versions decide what it makes. `file`: the way
-    whose file it runs, with other settings.
+    `options`: keywords of `amp_rewrite.convert`. `tool`: a tool of peers/peer_tools.py, run by the interpreter of
+    `--peers` or `--autocast` (`python`). `packages`: packages that determine its result. `file`: another way, for a way
+    that runs the other's file with different settings.
     """
 
     name: str
@@ -67,52 +67,52 @@ WAYS: Mapping[str, Way] = {
         "AutoCast, every op", tool="modelopt_float16", python="autocast", packages=("nvidia-modelopt",)
     ),
 }
-"""What matters most comes first: ways are opened in this order, and float32 is what others are compared with."""
+"""Ways in the order in which they are opened, the most important first; float32 is the reference."""
 
 FEW = ("float32", "amp")
-"""Ways of models with a batch of one, beside which PyTorch is timed."""
+"""Ways for models with a batch of one, to compare with PyTorch."""
 OF_DIFFUSION = "amp_diffusion"
-"""The way of diffusion models alone."""
+"""The way only for diffusion models."""
 
 
 def ways_of(model: str) -> tuple[str, ...]:
-    """Return the ways in which a model is made."""
+    """Return the ways for a model."""
     return FEW if model.endswith("_one") else tuple(way for way in WAYS if way != OF_DIFFUSION or model == "unet")
 
 
 BASELINES = ("float32", "tf32", "torch_half")
-"""Ways that every table compares with."""
+"""The baselines of every table."""
 
 
 def by_amp(way: Way, source: Path, target: Path) -> None:
-    """Write the model of one of this package's conversions."""
+    """Write one of this package's conversions."""
     import amp_rewrite
 
     assert way.options is not None
     amp_rewrite.convert(source, **way.options).save(target, overwrite=True)
 
 
-def by_peer(way: Way, model: str, source: Path, target: Path, given: Mapping[str, Any]) -> None:
-    """Write the model of another tool. LookupError says why there is none: `given` holds interpreters and limits."""
-    python = given.get(way.python)
+def by_peer(way: Way, model: str, source: Path, target: Path, settings: Mapping[str, Any]) -> None:
+    """Write another tool's conversion, or raise LookupError with the reason. `settings`: interpreters and limits."""
+    python = settings.get(way.python)
     if not python:
-        raise LookupError(f"no interpreter for it was named; add --{way.python} PYTHON")
+        raise LookupError(f"the tool has no interpreter; add --{way.python} PYTHON")
     more = [OPTIMIZER_TYPES.get(model, "")] if way.tool == "onnxruntime_optimizer" else []
     if more == [""]:
         raise LookupError("onnxruntime's optimizer has no type for this model")
     if not _starts(python):
-        raise LookupError(f"{python}, which --{way.python} names, does not start")
+        raise LookupError(f"{python} of --{way.python} does not start")
     command = [*measure.script("peer_tools", python), way.tool, source, target, *more]
-    found = measure.cost(command, limit=given.get("limit"), memory=given.get("memory"))
+    found = measure.cost(command, limit=settings.get("limit"), memory=settings.get("memory"))
     if found.code:
         lines = found.said.strip().splitlines() or [f"exit code {found.code}"]
         raise LookupError(lines[-1][-200:])
 
 
-def made_with(way: Way, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of the packages that decide what a way makes, in the interpreter that makes it."""
+def made_with(way: Way, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the packages that determine a way's result, in its interpreter."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    command = [given[way.python] if way.python else sys.executable, "-c", code, *way.packages]
+    command = [settings[way.python] if way.python else sys.executable, "-c", code, *way.packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
     return found
@@ -126,6 +126,6 @@ def _starts(python: str) -> bool:
 
 
 def files(folder: Path, model: str) -> dict[str, Path]:
-    """Return the file of each way of a model that a folder of grown models holds."""
+    """Return the files of a model in a folder of grown models, by way."""
     named = {key: folder / f"{model}.{way.file or key}.onnx" for key, way in WAYS.items()}
     return {key: file for key, file in named.items() if file.exists()}

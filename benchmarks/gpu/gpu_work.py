@@ -1,4 +1,4 @@
-"""Floating-point operations of a model, as the package counts them."""
+"""Count a model's floating-point operations with the package's cost model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from amp_rewrite.reports.work import flops
 
 
 def flops_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> float:
-    """Return the operations of a model on inputs of these shapes; its weights may be gone.
+    """Return a model's operations for inputs of the given shapes; its weights may be missing.
 
-    What constants alone make is folded before the model runs.
+    Ops with only constant inputs do not count, since they are folded before the model runs.
     """
     view = View.of(Model.load(_shaped(_fixed(_with_weights_as_inputs(stripped), inputs))))
     weights = {tensor.name for tensor in stripped.graph.initializer}
@@ -23,7 +23,7 @@ def flops_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> 
 
 
 def _live(view: View, weights: set[str]) -> Iterator[Op]:
-    """Yield the ops that read more than constants."""
+    """Yield the ops with inputs that are not constant."""
     fixed = {value.id for value in view.values if value.name in weights or value.tensor is not None}
     for op in view.ops:
         read = [v for v in op.inputs if v is not None]
@@ -34,7 +34,7 @@ def _live(view: View, weights: set[str]) -> Iterator[Op]:
 
 
 def _with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model in which tensors without data are inputs."""
+    """Return a copy of a model with tensors without data as inputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     gone = [t for t in copy.graph.initializer if not _has_data(t)]
@@ -51,7 +51,7 @@ def _with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fixed(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """Return a model with the shapes of its inputs; free dimensions that others state by name are theirs, too."""
+    """Set the shapes of a model's inputs, and named dimensions of equal names elsewhere."""
     named: dict[str, int] = {}
     for value in model.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False):
@@ -72,8 +72,8 @@ def _has_data(tensor: onnx.TensorProto) -> bool:
 
 
 def _shaped(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with all shapes that can be inferred; those of onnxruntime's own ops by its own tool."""
-    with contextlib.suppress(Exception):  # it needs sympy, and raises whatever its rules raise
+    """Return a model with inferred shapes, using onnxruntime's tool for its own ops if possible."""
+    with contextlib.suppress(Exception):  # it needs sympy, and raises any error
         from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
         found = SymbolicShapeInference.infer_shapes(model, auto_merge=True)

@@ -1,9 +1,9 @@
-"""Models without their weights, and the weights drawn again: gigabytes travel as kilobytes.
+"""Strip weights from models and redraw them, so that gigabytes travel as kilobytes.
 
-The weights of a model are numbers that a counter gives (Philox, whose stream numpy keeps stable), by the name of the
-parameter. Any tensor of any conversion of the model that is such a source, cast, transposed, scaled or joined with
-others, leaves its file; a recipe says how to make it again. Elements in which the recipe errs are noted one by one, so
-that a regrown tensor is the same bit for bit. What no recipe makes stays in the file.
+A model's weights come from a counter-based generator (Philox, whose stream numpy keeps stable), by parameter name. A
+conversion's tensor is removed from its file if it is such a source, cast, transposed, scaled or joined with others; a
+recipe describes how to restore it. Recipes list the elements that would differ, so a restored tensor is identical bit
+for bit. Tensors without a recipe stay in the file.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import onnx
 from onnx import numpy_helper
 
 LEAST = 512
-"""Elements; smaller tensors stay in the file. Biases are as many as features."""
+"""The minimum number of elements; smaller tensors stay in the file."""
 MAX_NOTED = 0.02
-"""Share of elements that a recipe may note one by one."""
+"""The largest share of differing elements in a recipe."""
 SAMPLE = 1024
 SHORTEST = 8
-"""Elements of a channel below which it gets no number of its own."""
+"""The minimum number of elements in a channel with its own scale."""
 PERMS: Mapping[int, Sequence[tuple[int, ...]]] = {
     1: ((0,),),
     2: ((0, 1), (1, 0)),
     3: ((0, 1, 2),),
     4: ((0, 1, 2, 3), (0, 2, 3, 1), (1, 2, 3, 0)),
 }
-"""Orders of axes: as drawn; transposed; channels last; the columns of a product, where all other axes are its rows."""
+"""Orders of axes: as drawn, transposed, channels last, and a product's columns with all other axes as rows."""
 GROUPS = (1, 2, 4, 5, 8, 10, 12, 16, 20, 32)
-"""Numbers of heads by which columns of weights are joined."""
+"""Numbers of heads for joined columns of weights."""
 TYPES = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
     onnx.TensorProto.FLOAT16: np.dtype(np.float16),
@@ -47,7 +47,7 @@ Recipe = dict[str, Any]
 
 
 def drawn(key: str, shape: Sequence[int], mean: float, std: float) -> Array:
-    """Return float32 numbers, even around `mean` with that standard deviation; the same for a key on every machine."""
+    """Draw uniform float32 numbers with a mean and a standard deviation; a key gives the same on every machine."""
     count = int(np.prod(shape))
     raw = np.random.Philox(key=zlib.crc32(key.encode())).random_raw((count + 1) // 2)
     bits = raw.view(np.uint32)[:count] >> np.uint32(8)  # 24 bits are exact in float32
@@ -56,7 +56,7 @@ def drawn(key: str, shape: Sequence[int], mean: float, std: float) -> Array:
 
 
 def bits_of(array: Array) -> Array:
-    """Return the bits of a float array, flat, as integers that compare exactly."""
+    """Return the bits of a float array as flat integers, for exact comparison."""
     return np.ascontiguousarray(array).reshape(-1).view(RAW[array.itemsize])
 
 
@@ -71,7 +71,7 @@ def encoded(numbers: Array) -> str:
 
 
 def decoded(text: str, dtype: Any) -> Array:
-    """Return the flat array of a text that `encoded` made."""
+    """Return the flat array from a text of `encoded`."""
     return np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype)
 
 
@@ -80,28 +80,28 @@ def decoded(text: str, dtype: Any) -> Array:
 
 @dataclass
 class Sources:
-    """The drawn parameters of a model: `drawn` arguments by key. They are compared by size."""
+    """A model's drawn parameters: arguments of `drawn` by key, indexed by size."""
 
-    given: Mapping[str, Mapping[str, Any]]
+    distributions: Mapping[str, Mapping[str, Any]]
     scales: list[str] = field(default_factory=list)
     known: dict[str, dict[int, Array]] = field(default_factory=dict)
     by_size: dict[int, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key, how in self.given.items():
+        for key, how in self.distributions.items():
             self.by_size.setdefault(int(np.prod(how["shape"])), []).append(key)
 
     @functools.cached_property
     def arrays(self) -> dict[str, Array]:
-        """Return the parameters by key, drawn when they are first needed."""
-        return {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in self.given.items()}
+        """The parameters by key, drawn on first use."""
+        return {k: drawn(k, v["shape"], v["mean"], v["std"]) for k, v in self.distributions.items()}
 
     def forget(self) -> None:
-        """Give the memory of the parameters back; they are drawn again when they are next needed."""
+        """Free the parameters; they are drawn again on next use."""
         self.__dict__.pop("arrays", None)
 
     def recall(self, recipes: Mapping[str, Any]) -> None:
-        """Take over the scales of ways that were made before."""
+        """Load the scales of existing ways."""
         self.scales = list(recipes["scales"])
         for recipe in (recipe for of_way in recipes["ways"].values() for recipe in of_way.values()):
             for part in recipe.get("parts", [recipe]):
@@ -110,12 +110,12 @@ class Sources:
                     self.known.setdefault(part["key"], {})[number] = _scale_of(self.scales[number])
 
     def recipe(self, array: Array) -> Recipe | None:
-        """Return how to make an array of the sources, with a checksum of its bits; None if there is no way."""
-        found = self._one(array) or self._joined(array)
+        """Return a recipe to make an array from the sources, with a checksum of its bits; None if there is none."""
+        found = self._find_one(array) or self._find_joined(array)
         return None if found is None else {**found, "crc": crc_of(array)}
 
-    def _one(self, array: Array) -> Recipe | None:
-        """Find a source that an array is: cast, with its axes in another order, or with channels times numbers."""
+    def _find_one(self, array: Array) -> Recipe | None:
+        """Find an array's source: cast, with its axes in another order, or with scaled channels."""
         places = np.linspace(0, array.size - 1, min(array.size, SAMPLE)).astype(np.int64)
         index = np.unravel_index(places, array.shape)
         sample = array[index]
@@ -126,7 +126,7 @@ class Sources:
                 if view.shape != array.shape:
                     continue
                 if np.mean(view[index].astype(array.dtype) != sample) <= MAX_NOTED:
-                    found = _noted(base, view.astype(array.dtype), array)
+                    found = _with_differences(base, view.astype(array.dtype), array)
                 else:
                     found = self._scaled(base, view, array) if _alike(view, array) else None
                 if found is not None:
@@ -134,11 +134,11 @@ class Sources:
         return None
 
     def _scaled(self, base: Recipe, source: Array, array: Array) -> Recipe | None:
-        """Find the numbers that the channels of a source were multiplied by, as folded norms do, or one for all."""
+        """Find the scales of a source's channels, as from folded norms, or a single scale."""
         best: tuple[Recipe, Array] | None = None
         for half, scale in self._candidates(base["key"], source, array):
             rounded = source.astype(np.float16) if half else source
-            found = _noted(base, _product(rounded, scale, array.dtype), array)
+            found = _with_differences(base, _product(rounded, scale, array.dtype), array)
             if found is not None and (best is None or len(found.get("at", "")) < len(best[0]["at"])):
                 best = {**found, "half": half}, scale
                 if "at" not in found:
@@ -146,15 +146,15 @@ class Sources:
         if best is None:
             return None
         recipe, scale = best
-        number = self._kept(scale.dtype.str + encoded(scale))
+        number = self._scale_index(scale.dtype.str + encoded(scale))
         self.known.setdefault(base["key"], {})[number] = scale
         return {**recipe, "scale": number}
 
     def _candidates(self, key: str, source: Array, array: Array) -> Iterator[tuple[bool, Array]]:
-        """Yield whether a source is rounded to half first, and scales: those of other ways, then those of the numbers.
+        """Yield candidates: True if the source is rounded to half first, and the scales of other ways or new ones.
 
-        The other ways mostly round what float32 has, and float32 tells the scales best. A scale that was computed in a
-        type is a number of that type, which narrow bounds tell exactly.
+        Other ways mostly round float32's values, which determine the scales best. A scale computed in some type is a
+        number of that type, so narrow bounds determine it exactly.
         """
         known = self.known.get(key, {}).values()
         yield from ((False, scale) for scale in known if len(scale) in (1, len(array)))
@@ -165,17 +165,17 @@ class Sources:
                 if scale is not None:
                     yield from ((half, scale.astype(kind)) for kind in (np.float16, np.float32, np.float64))
 
-    def _kept(self, text: str) -> int:
-        """Return the place of a list of scales, which ways of a model share."""
+    def _scale_index(self, text: str) -> int:
+        """Return the index of a list of scales, shared by the ways of a model."""
         if text not in self.scales:
             self.scales.append(text)
         return self.scales.index(text)
 
-    def _joined(self, array: Array) -> Recipe | None:
-        """Find the sources that an array joins: one below the other, or side by side in groups.
+    def _find_joined(self, array: Array) -> Recipe | None:
+        """Find the sources joined by an array: stacked, or side by side in groups.
 
-        Heads of attention are such groups: with 8 of them, columns are those of a query's first head, of a key's first
-        head, of a value's first, of the query's second, and so on.
+        Attention heads are such groups: with 8 heads, the columns are the query's first head, the key's first head, the
+        value's first head, the query's second head, and so on.
         """
         ways = ((1, 3), (1, 2), (0, 3), (0, 2)) if array.ndim == 2 else ((0, 3), (0, 2)) if array.ndim == 1 else ()
         for axis, parts in ways:
@@ -184,7 +184,7 @@ class Sources:
                     continue
                 found: list[Recipe] = []
                 for piece in _pieces(array, axis, parts, groups):
-                    recipe = self._one(piece)
+                    recipe = self._find_one(piece)
                     if recipe is None:
                         break
                     found.append(recipe)
@@ -194,7 +194,7 @@ class Sources:
 
 
 def _pieces(array: Array, axis: int, parts: int, groups: int) -> Iterator[Array]:
-    """Yield the parts of an array that is joined in groups of columns, or of rows."""
+    """Yield the parts of an array joined in groups of columns, or in rows."""
     if axis == 0:
         yield from np.split(array, parts)
         return
@@ -204,7 +204,7 @@ def _pieces(array: Array, axis: int, parts: int, groups: int) -> Iterator[Array]
 
 
 def _together(parts: Sequence[Array], axis: int, groups: int) -> Array:
-    """Return the array that `_pieces` took apart."""
+    """Join the parts from `_pieces`."""
     if axis == 0:
         return np.concatenate(parts)
     rows = len(parts[0])
@@ -212,7 +212,7 @@ def _together(parts: Sequence[Array], axis: int, groups: int) -> Array:
 
 
 def _alike(source: Array, array: Array) -> bool:
-    """True if some rows of an array are in proportion to those of a source."""
+    """Return True if sampled rows of an array are proportional to the source's."""
     chosen = np.linspace(0, len(array) - 1, min(len(array), 8)).astype(np.int64)
     a, b = (x[chosen].reshape(len(chosen), -1)[:, :64].astype(np.float64) for x in (source, array))
     with np.errstate(all="ignore"):
@@ -220,8 +220,8 @@ def _alike(source: Array, array: Array) -> bool:
     return bool(np.median(shared) > 0.9)
 
 
-def _noted(recipe: Recipe, made: Array, wanted: Array) -> Recipe | None:
-    """Add the elements in which a recipe errs; None if they are too many."""
+def _with_differences(recipe: Recipe, made: Array, wanted: Array) -> Recipe | None:
+    """Add the differing elements to a recipe; None if there are too many."""
     made_bits, bits = bits_of(made), bits_of(wanted)
     at = np.flatnonzero(made_bits != bits)
     if len(at) > MAX_NOTED * bits.size:
@@ -231,7 +231,7 @@ def _noted(recipe: Recipe, made: Array, wanted: Array) -> Recipe | None:
         return recipe
     steps = np.diff(at, prepend=0)
     width = np.dtype(np.uint16 if steps.max() < 1 << 16 else np.uint32)
-    # Neighbors of numbers differ from them in few bits, which pack small.
+    # Neighboring numbers differ in few bits, which compress well.
     return recipe | {
         "at": encoded(steps.astype(width)),
         "width": width.itemsize,
@@ -240,12 +240,12 @@ def _noted(recipe: Recipe, made: Array, wanted: Array) -> Recipe | None:
 
 
 def _scale(source: Array, array: Array) -> Array | None:
-    """Return a number per row by which the rows of a source give those of an array after rounding; None if none does.
+    """Return a scale per row that gives an array's rows from a source's after rounding; None if there is none.
 
-    Each element bounds the number to those that round to it; what lies in most intervals is in the median of both ends.
+    Each element bounds the scale to an interval, since it must round to that element; the scale is in all of them.
     """
     a, b = source.astype(np.float64), array.astype(np.float64)
-    large = np.abs(a) >= 0.25 * np.abs(a).max(axis=1, keepdims=True)  # small ones bound it less
+    large = np.abs(a) >= 0.25 * np.abs(a).max(axis=1, keepdims=True)  # small elements give wider bounds
     ulp = np.abs(np.spacing(array).astype(np.float64)) / 2
     with np.errstate(all="ignore"):
         low, high = np.sort(np.stack([(b - ulp) / a, (b + ulp) / a]), axis=0)
@@ -262,21 +262,21 @@ def _scale_of(text: str) -> Array:
 
 
 def _product(source: Array, scale: Array, dtype: Any) -> Array:
-    """Return a source with its rows times the scales in float32, cast; converters fold before they cast."""
+    """Scale a source's rows in float32, then cast it; converters fold before they cast."""
     rows = source.reshape(len(scale), -1).astype(np.float64)
     return (rows * scale[:, None].astype(np.float64)).astype(np.float32).astype(dtype).reshape(source.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Stripped:
-    """A model's recipes by initializer, the bytes that stay in its file, and how many elements are noted."""
+    """A model's recipes by initializer, and the bytes that stay in its file."""
 
     recipes: dict[str, Recipe]
     left: int
 
 
 def strip(model: onnx.ModelProto, sources: Sources) -> Stripped:
-    """Take the data of every initializer for which there is a recipe out of a model, in place, and all remarks."""
+    """Remove the data of every initializer with a recipe from a model, in place, and all metadata."""
     recipes: dict[str, Recipe] = {}
     left = 0
     for tensor in model.graph.initializer:
@@ -285,7 +285,7 @@ def strip(model: onnx.ModelProto, sources: Sources) -> Stripped:
             left += len(tensor.raw_data)
             continue
         array = numpy_helper.to_array(tensor).astype(dtype, copy=False)
-        if array.size == max(array.shape):  # a bias, of whatever rank
+        if array.size == max(array.shape):  # a bias of any rank
             array = array.reshape(-1)
         found = sources.recipe(array)
         if found is None:
@@ -294,12 +294,12 @@ def strip(model: onnx.ModelProto, sources: Sources) -> Stripped:
         recipes[tensor.name] = found
         for name in ("raw_data", "float_data", "int32_data", "external_data", "data_location"):
             tensor.ClearField(name)
-    _drop_remarks(model.graph)
+    _drop_metadata(model.graph)
     return Stripped(recipes, left)
 
 
-def _drop_remarks(graph: onnx.GraphProto) -> None:
-    """Drop what exporters and converters remark on nodes and values: no runtime reads it, and it is most of a file."""
+def _drop_metadata(graph: onnx.GraphProto) -> None:
+    """Drop the metadata of exporters and converters, which no runtime reads, but which dominates the file."""
     for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         for name in ("metadata_props", "doc_string"):
             part.ClearField(name)
@@ -307,14 +307,14 @@ def _drop_remarks(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):
                 if body.node:
-                    _drop_remarks(body)
+                    _drop_metadata(body)
 
 
 # -- from recipes to tensors ---------------------------------------------------------------------------
 
 
 def grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -> Array:
-    """Return the array of a recipe; ValueError if its bits are not those of the array that was left out."""
+    """Return the array of a recipe; raise ValueError if its bits differ from the removed array's."""
     if "parts" in recipe:
         parts = [_grown(part, sources, scales) for part in recipe["parts"]]
         value = _together(parts, recipe["axis"], recipe["groups"])
@@ -322,7 +322,7 @@ def grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -
         value = _grown(recipe, sources, scales)
     if crc_of(value) != recipe["crc"]:
         of = ", ".join(part["key"] for part in recipe.get("parts", [recipe]))
-        raise ValueError(f"a weight made of {of} has other bits than where its skeleton was made")
+        raise ValueError(f"the bits of a weight from {of} differ from the skeleton's checksum")
     return value
 
 
@@ -344,19 +344,19 @@ def _grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) 
 
 
 def _laid(source: Array, recipe: Recipe) -> Array:
-    """Return a source with its axes in the order of a recipe; with `rows`, all but the last joined."""
+    """Return a source with a recipe's order of axes; with `rows`, all but the last are joined."""
     view = source.transpose(recipe["perm"])
     return view.reshape(-1, view.shape[-1]) if recipe.get("rows") else view
 
 
 def fill(model: onnx.ModelProto, recipes: Mapping[str, Recipe], sources: Sources) -> None:
-    """Put the data of every initializer that has a recipe back into a model, in place."""
+    """Restore the data of every initializer with a recipe, in place."""
     for tensor in model.graph.initializer:
         if tensor.name in recipes:
             tensor.raw_data = bits_of(grown(recipes[tensor.name], sources.arrays, sources.scales)).tobytes()
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
-    """Yield the initializers of a model by name, each as its own array."""
+    """Yield the initializers of a model by name, as separate arrays."""
     for tensor in model.graph.initializer:
         yield tensor.name, numpy_helper.to_array(tensor)

@@ -1,8 +1,8 @@
-"""Folders of skeletons, and a small archive for each model.
+"""Read and write folders of skeletons, and a small archive per model.
 
-A folder holds for each model NAME.json (what was noted when its ways were made), NAME.recipes.json, NAME.npz (inputs
-that are not drawn) and NAME.WAY.skeleton, an ONNX file without its weights. NAME.tar.xz holds the same files: the ways
-of a model are alike, so that all of them pack to little more than one.
+For each model, a folder contains NAME.json (facts about its ways), NAME.recipes.json, NAME.npz (inputs that are not
+drawn) and NAME.WAY.skeleton, an ONNX file without weights. NAME.tar.xz contains the same files: a model's ways are
+similar, so together they compress to little more than one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def names_in(folder: Path) -> list[str]:
 
 
 def about(folder: Path, name: str) -> dict[str, Any]:
-    """Return what was noted when the skeletons of a model were made."""
+    """Return the facts about a model's skeletons."""
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text("utf-8"))
     return found
 
 
 def recipes(folder: Path, name: str) -> dict[str, Any]:
-    """Return how the weights of a model are made: its sources, scales, inputs, and recipes by way."""
+    """Return a model's sources, scales and inputs, and its recipes by way."""
     found: dict[str, Any] = json.loads((folder / f"{name}.recipes.json").read_text("utf-8"))
     return found
 
 
 def note(folder: Path, name: str, about: Mapping[str, Any], recipes: Mapping[str, Any]) -> None:
-    """Write what `about` and `recipes` read; the file that names the ways is written last."""
+    """Write the files of `about` and `recipes`; the file with the ways is last."""
     (folder / f"{name}.recipes.json").write_text(json.dumps(recipes), encoding="utf-8")
     (folder / f"{name}.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
@@ -65,9 +65,9 @@ def stripped(folder: Path, name: str, way: str) -> onnx.ModelProto:
 
 
 def pack(folder: Path, name: str, target: Path, there: Path | None = None) -> None:
-    """Write the skeletons of a model as one archive, without files that an archive `there` holds alike.
+    """Write a model's skeletons as one archive, without files that are equal in the archive `there`.
 
-    Equal files give equal bytes.
+    Equal files give equal archives.
     """
     paths = [folder / f"{name}{end}" for end in (".json", ".recipes.json", ".npz")]
     paths += [file_of(folder, name, way) for way in about(folder, name)["ways"]]
@@ -86,14 +86,14 @@ def pack(folder: Path, name: str, target: Path, there: Path | None = None) -> No
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the files of an archive into a folder."""
+    """Extract an archive into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as packed:
         packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
 
 
 def select(folder: Path, name: str, ways: Collection[str], target: Path) -> None:
-    """Write a model's skeletons of some ways into another folder, with the scales that these ways need."""
+    """Copy a model's skeletons of some ways to another folder, with the scales they need."""
     noted, recipe = about(folder, name), recipes(folder, name)
     for kept in (noted["ways"], noted["missing"], recipe["ways"]):
         for way in [way for way in kept if way not in ways]:
@@ -115,15 +115,15 @@ def select(folder: Path, name: str, ways: Collection[str], target: Path) -> None
 
 
 def save(model: onnx.ModelProto, target: Path) -> None:
-    """Write a model whose weights it holds, into a file beside it if they are too many for one."""
+    """Write a model with its weights, as external data if they are too large."""
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     onnx.save(model, target, save_as_external_data=weights > BESIDE, location=f"{target.name}.data")
 
 
 def regrow(folder: Path, target: Path, name: str) -> int:
-    """Write every way of a model, NAME.WAY.onnx with one file of weights for all, and its batch; return the bytes.
+    """Write every way of a model as NAME.WAY.onnx, with one common weights file, and its batch; return the bytes.
 
-    `target` is new or holds other models. The ways and the file of weights belong together.
+    `target` is a new folder, or has other models. The ways need the weights file.
     """
     noted = recipes(folder, name)
     sources = Sources(noted["sources"]).arrays
@@ -148,14 +148,14 @@ def regrow(folder: Path, target: Path, name: str) -> int:
 
 
 def batch(folder: Path, name: str, inputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
-    """Return the batch of a model: inputs that its file holds, and large ones drawn by name."""
+    """Return a model's batch: stored inputs, and large ones drawn by name."""
     with np.load(folder / f"{name}.npz") as stored:
         kept = {key: stored[key] for key in stored.files}
     return kept | {k: drawn(f"input {k}", v["shape"], v["mean"], v["std"]) for k, v in inputs.items()}
 
 
 def _refer(tensor: onnx.TensorProto, file: str, place: tuple[int, int]) -> None:
-    """Make a tensor's data that of a file beside the model."""
+    """Refer a tensor's data to a file next to the model."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", file), ("offset", str(place[0])), ("length", str(place[1]))):
         entry = tensor.external_data.add()

@@ -69,8 +69,8 @@ def test_the_whole_suite_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown:
 def test_without_a_gpu_nothing_is_measured_and_a_message_says_so(grown: Path, tmp_path: Path) -> None:
     done = measure(grown, tmp_path / "out")
     message = (
-        "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
-        " --provider cpu --tiny goes the same road"
+        "onnxruntime's CUDA provider does not work here, so nothing was measured; run `amp-rewrite doctor` for the"
+        " reason, or use --provider cpu --tiny for a dry run"
     )
     assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, message)
     assert not (tmp_path / "out").exists()
