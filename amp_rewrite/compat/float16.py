@@ -97,8 +97,8 @@ def convert_float_to_float16(
     )
     if check_fp16_ready and (low := low_types(Model.load(model))):
         raise PolicyError(
-            f"the model holds {', '.join(low)} already, and check_fp16_ready=True refuses such a model; leave it out"
-            " to convert the part that is float32"
+            f"the model already contains {', '.join(low)}, which check_fp16_ready=True refuses; leave it out to convert"
+            " the float32 part"
         )
     nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in as_names(node_block_list) if name}
     ops = [pattern for op_type in as_names(op_block_list) for pattern in op_patterns(op_type)]

@@ -322,7 +322,7 @@ def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[A
     """
     for a in attributes:
         if a.ref_attr_name:
-            return f"refers in {a.name!r} to an attribute of a function, but is not in a function; give its value"
+            return f"takes {a.name!r} from an attribute of a function, but is not in a function; give its value"
         if a.type in _FIELDS and not a.HasField(_FIELDS[a.type]):
             return f"has the attribute {a.name!r} without a value; export it again"
     if schema is None:

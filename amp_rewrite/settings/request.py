@@ -310,11 +310,11 @@ class Request:
         target = installed(self.target, self.to)
         if self.fuse in ("contrib", "diffusion") and target.family != Target.ORT_CUDA:
             raise PolicyError(
-                f"fuse {self.fuse!r} makes operators that only onnxruntime has, but the target is"
+                f"fuse {self.fuse!r} creates operators that only onnxruntime has, but the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
             )
         if self.fuse == "diffusion" and self.to is not DType.FLOAT16:
-            raise PolicyError("fuse 'diffusion' makes operators that have no bfloat16 kernels; use fuse 'contrib'")
+            raise PolicyError("fuse 'diffusion' creates operators without bfloat16 kernels; use fuse 'contrib'")
         default: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
         return replace(self, target=target, fuse=default if self.fuse == "auto" else self.fuse)
 

@@ -61,7 +61,7 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
 # -- emulate -------------------------------------------------------------------------------------------------
 
 
-_KEPT = "Inputs and outputs that keep their low type: those that numpy has, all, or none."
+_KEPT = "Low types to keep at inputs and outputs: those that numpy has, all, or none."
 
 
 @parameters.command(

@@ -56,7 +56,7 @@ class Feedback:
                     hint = advice(name, known, f"it has {_quoted(list(known))}")
                     raise FeedError(f"{where}: the model has no {kind} {name!r}; {hint}")
             if not fits(outputs[out], inputs[into]):
-                types = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} {_typed(inputs[into])}"
+                types = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} is {_typed(inputs[into])}"
                 fitting = [port.name for port in outputs.values() if fits(port, inputs[into])]
                 raise FeedError(f"{where}: {types}; outputs that fit {into!r}: {_quoted(fitting)}")
             if sources.setdefault(into, out) != out:

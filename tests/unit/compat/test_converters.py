@@ -124,7 +124,7 @@ def test_options_without_effect_warn_at_the_callers_line(arguments: dict, words:
 
 def test_a_half_model_is_refused_on_request_and_otherwise_completed() -> None:
     partly = convert_float_to_float16(model(), node_block_list=["first"])
-    with pytest.raises(ValueError, match="holds float16 already"):
+    with pytest.raises(ValueError, match="already contains float16"):
         convert_float_to_float16(partly, check_fp16_ready=True)
     assert weight_types(convert_float_to_float16(partly, check_fp16_ready=False)) == {"first": HALF, "second": HALF}
     assert weight_types(convert_float_to_float16(model(), check_fp16_ready=True))["first"] == HALF

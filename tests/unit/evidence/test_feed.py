@@ -533,8 +533,8 @@ def test_impossible_feedback_is_refused_with_the_possible_pairs(words: Any, step
 @pytest.mark.parametrize(
     ("out", "fact"),
     [
-        ("float[3] y", "float32 [3], and input 'h' float32 [2]"),
-        ("seq(float[2]) y", "seq of float32 [2], and input 'h' float32 [2]"),
+        ("float[3] y", "float32 [3], and input 'h' is float32 [2]"),
+        ("seq(float[2]) y", "seq of float32 [2], and input 'h' is float32 [2]"),
     ],
 )
 def test_feedback_of_another_type_or_shape_is_refused(out: str, fact: str) -> None:

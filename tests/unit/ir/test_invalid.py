@@ -41,7 +41,7 @@ SAID = {
     "Constant without value": "node 'Constant_1' (Constant) holds no value; export it again",
     "SequenceEmpty of strings": "node 'SequenceInsert_1' (SequenceInsert): inputs 0 and 1 must have one element type, "
     "but they are seq(string) and float32; correct it, or export the model again",
-    "a reference outside a function": "node 'Softmax_1' (Softmax) refers in 'axis' to an attribute of a "
+    "a reference outside a function": "node 'Softmax_1' (Softmax) takes 'axis' from an attribute of a "
     "function, but is not in a function; give its value",
     "an unknown element type": "tensor 'w' has the unknown element type 99; try a newer amp-rewrite",
     "no element type": "initializer 'w' has no element type; export the model again",

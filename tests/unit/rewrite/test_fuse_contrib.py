@@ -361,7 +361,7 @@ def test_no_cast_separates_a_sum_from_its_norm() -> None:
 @pytest.mark.parametrize("target", ["onnx", "tensorrt"])
 def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
     message = (
-        f"fuse 'contrib' makes operators that only onnxruntime has, but the target is '{target}'; use target"
+        f"fuse 'contrib' creates operators that only onnxruntime has, but the target is '{target}'; use target"
         " 'ort-cuda', or fuse 'basic'"
     )
     with pytest.raises(PolicyError, match=f"^{re.escape(message)}$"):

@@ -158,10 +158,10 @@ def test_these_fusions_apply_only_to_float16_on_onnxruntime() -> None:
     model = norm_of(RELU + NORM + PLAIN)
     assert contrib_ops(amp_rewrite.convert(model).model) == []
     with pytest.raises(
-        PolicyError, match=re.escape("fuse 'diffusion' makes operators that have no bfloat16 kernels; use")
+        PolicyError, match=re.escape("fuse 'diffusion' creates operators without bfloat16 kernels; use")
     ):
         amp_rewrite.convert(model, fuse="diffusion", to="bfloat16")
-    with pytest.raises(PolicyError, match="fuse 'diffusion' makes operators that only onnxruntime has"):
+    with pytest.raises(PolicyError, match="fuse 'diffusion' creates operators that only onnxruntime has"):
         amp_rewrite.convert(model, fuse="diffusion", target="onnx")
 
 
