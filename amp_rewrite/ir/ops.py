@@ -83,6 +83,7 @@ class Trait(Flag):
     SOFTMAX = auto()
     MULTIPLIES = auto()
     LOW_ONLY = auto()
+    TABLE = auto()
     LAYER = auto()
     RECURRENT = auto()
 
@@ -162,11 +163,12 @@ _LEVELS = ("low", "high", "whole", "levels")
 OPS: Mapping[str, OpRow] = {
     **_rows("Concat SequenceConstruct", Way.COPY, _COPIED, slots=ALL),
     **_rows("Cast CastLike", Way.COPY, _MAPPED | T.CASTS),
-    **_rows("Compress ConcatFromSequence DepthToSpace Gather GatherElements GatherND SpaceToDepth", Way.COPY, _COPIED),
+    **_rows("Compress ConcatFromSequence DepthToSpace GatherElements GatherND SpaceToDepth", Way.COPY, _COPIED),
+    **_rows("Gather com.microsoft::TorchEmbedding", Way.COPY, _COPIED | T.TABLE),
     **_rows("Transpose", Way.COPY, _COPIED | T.MOVES),
     **_rows("Flatten", Way.COPY, _COPIED | T.RELABELS | T.MOVES),
     **_rows("Identity", Way.COPY, _COPIED | T.SAME_SHAPE | T.RELABELS | T.MOVES),
-    **_contrib("GatherND RemovePadding RestorePadding TorchEmbedding UnfoldTensor", Way.COPY, _COPIED),
+    **_contrib("GatherND RemovePadding RestorePadding UnfoldTensor", Way.COPY, _COPIED),
     **_contrib("BitmaskDropout", Way.COPY, T.SAME_SHAPE, kept="T1"),
     **_rows("Dropout", Way.COPY, _MAPPED, kept="T1"),
     **_rows(
@@ -188,7 +190,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("GlobalMaxPool MaxPool", Way.PICK, bends=True),
     **_rows("AffineGrid Upsample", Way.PICK, shapes=(1,)),
     **_rows("TopK", Way.PICK, T.EXACT, shapes=(1,), needs={0: Need.ORDER}),
-    **_rows("Col2Im com.microsoft::RelativePositionBias", Way.PICK, shapes=(1, 2)),
+    **_rows("Col2Im", Way.PICK, shapes=(1, 2)),
+    **_contrib("RelativePositionBias", Way.PICK, T.TABLE, shapes=(1, 2)),
     **_rows("Resize", Way.PICK, shapes=(1, 2, 3), kept="T2"),
     **_rows("MaxUnpool", Way.PICK, shapes=(2,)),
     **_rows("TensorScatter", Way.PICK, T.EXACT, shapes=(2,)),

@@ -3,7 +3,7 @@
 Results of allowed and lowered ops are low; vertices in `must` and on the deny list are float32. All other variables
 are free, including those that TensorFlow's rules leave in float32. A labelling pays for a Cast of each value made in
 one type and read in the other, and earns the bytes saved by low results. A variable outside TensorFlow's set earns
-nothing: it is lowered only to save a Cast.
+nothing: it is lowered only to save a Cast, or to make one smaller.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ class Arc(NamedTuple):
 
 
 def place(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the paints of low and of float32 vertices in the cheapest labelling."""
+    """Return the paints of low and of float32 vertices in the cheapest labelling.
+
+    A second cut follows if the first leaves low parts with only short products: these stay float32.
+    """
     labelling = Labelling(problem, spread)
     low = labelling.solve()
-    idle = (
-        dict.fromkeys(_idle(problem, low), float32(reasons.NO_GAIN, None, _SHORT))
-        if problem.only_before_products
-        else {}
-    )
+    short = _idle(problem, low) if problem.only_before_products else ()
+    idle = dict.fromkeys(short, float32(reasons.NO_GAIN, None, _SHORT))
     if idle:
         labelling = Labelling(problem, spread, idle)
         low = labelling.solve()
-    own = spread.low.keys() - labelling.follows
-    high = {v: labelling.high(v) for v in sorted((own | labelling.late) - low - spread.denied.keys())}
-    return {v: spread.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, idle | high
+    spread_low = spread.low.keys() - labelling.follows
+    high = {v: labelling.paint_of_high(v) for v in sorted((spread_low | labelling.late) - low - spread.denied.keys())}
+    return {v: spread.low[v] if v in spread_low else labelling.paint_of_low(v) for v in sorted(low)}, idle | high
 
 
 def place_without_cut(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
@@ -93,7 +93,7 @@ def place_without_cut(problem: Problem, spread: Spread) -> tuple[dict[int, Paint
         read = {end for value in labelling.results(v) for end in labelling.reader_ends(value, counts=True)}
         if any(end != LOW and end not in low for end in read):
             del low[v]
-            high[v] = labelling.high(v)
+            high[v] = labelling.paint_of_high(v)
     return low, high
 
 
@@ -122,7 +122,7 @@ class Labelling(Free):
 
     # -- reasons -----------------------------------------------------------------------------------
 
-    def paint(self, v: int) -> Paint:
+    def paint_of_low(self, v: int) -> Paint:
         """Return the paint of a low vertex outside TensorFlow's set."""
         p, op = self.problem, self.problem.op(v)
         if op.kind in ELEMENTLESS:
@@ -130,7 +130,7 @@ class Labelling(Free):
             return Paint(p.to, reasons.SHAPE_FOLLOWS, producer.id if producer is not None else None)
         return Paint(p.to, reasons.MIN_CUT, None, p.why_unneeded(v))
 
-    def high(self, v: int) -> Paint:
+    def paint_of_high(self, v: int) -> Paint:
         """Return the paint of a float32 vertex in TensorFlow's set, with the reason against a low type."""
         if v in self.must:
             return self.must[v]
@@ -211,7 +211,7 @@ class Labelling(Free):
 
         It is two bytes an element upstream of a lowered product. Elsewhere, one unit breaks ties: an exact op is better
         low if all its inputs can be, and any other op is better in float32, so that an op that rounds is lowered only
-        to save a Cast.
+        for the sake of a Cast.
         """
         if self.earns(v):
             return 2 * _UNIT * sum(map(self._elements, self.results(v)))
@@ -281,9 +281,9 @@ class Labelling(Free):
         if not bound and (cluster.kind != "rms_normalization" or read <= {HIGH}):
             return
         others = self.reader_ends(entry, but=cluster.ops)
-        late = p.only_before_products and cluster.ops[-1] not in self.upstream
+        unread = p.only_before_products and cluster.ops[-1] not in self.upstream
         for node in self._members(cluster.tail) - {LOW}:
-            if node != HIGH and not late:
+            if node != HIGH and not unread:
                 self._add(LOW, node, entry, worth)
             for other in (others | {home}) - {LOW}:
                 self._add(node, other, entry, inf)

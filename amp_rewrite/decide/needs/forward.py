@@ -20,7 +20,7 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, fact_of_co
 from amp_rewrite.decide.sizes import FREE
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute, int_attribute
-from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS, TABLES
 from amp_rewrite.ir.ops import OPS, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.shapes import shape_of
@@ -64,7 +64,7 @@ def _made(facts: Facts, op: Op, row: OpRow) -> Fact:
     read = [facts[value] for slot, value in enumerate(op.inputs) if slot in row.slots and value is not None]
     fact = _WAYS[row.way](facts, op, row, read) if read or not row.slots else NOTHING
     if fact.constant and not all(facts[v].constant for v in op.operands):
-        table = op.kind in _TABLES and fact.whole is None  # learned, like an embedding
+        table = op.kind in TABLES and fact.whole is None  # learned, like an embedding
         source = frozenset() if table else frozenset((op.operands[-1],))
         beyond = None if fact.fill else leaves(facts, fact.low, fact.high)
         fact = fact._replace(constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond)
@@ -256,7 +256,6 @@ _DOUBLE = 1000
 _LARGEST_EXPONENT = 700
 _OF_EXPONENTIALS = 2.0**8
 """Terms of moderate size to count for an exponential in a sum."""
-_TABLES = ("Gather", "com.microsoft::RelativePositionBias", "com.microsoft::TorchEmbedding")
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
 _WAYS: Mapping[Way, Callable[[Facts, Op, OpRow, list[Fact]], Fact]] = {
     Way.COPY: _copied,
