@@ -117,7 +117,7 @@ def check_blocks(text: str) -> None:
         raise PageError(f"{first}: the block has no end")
     for block in blocks(text):
         if block.kind == "console" and not block.unrun and not block.text.startswith("$ "):
-            raise PageError(f"{block.line}: a block of commands begins with '$ '; what stands before one does not run")
+            raise PageError(f"{block.line}: a block of commands begins with '$ '; text before a command does not run")
     for match in BLOCK.finditer(text):
         if match["mark"] and not match["why"].strip():
             line = text.count("\n", 0, match.start()) + 1

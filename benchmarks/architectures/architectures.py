@@ -131,15 +131,15 @@ def _number(e: float) -> str:
     return "–" if math.isnan(e) else "not finite" if math.isinf(e) else f"{e:.1e}"
 
 
-def summary(found: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> list[str]:
+def summary(found: Sequence[Mapping[str, Any]], exports: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the counts as sentences."""
     judged = Counter("right" if status(rows) == "right" else "other" for rows in found)
-    tried = sum(2 for _ in said)
+    tried = sum(2 for _ in exports)
     real = [rows for rows in found if not status(rows).startswith("the export")]
     ways = [rows[way] for rows in real for way in WAYS if way in rows]
     opened = sum(not any(_faults(row)) for row in ways)
     return [
-        f"{len(said)} architectures; {len(found)} of {tried} exports succeeded, {len(real)} of them correctly. "
+        f"{len(exports)} architectures; {len(found)} of {tried} exports succeeded, {len(real)} of them correctly. "
         f"Of their {len(ways)} conversions, {opened} pass the checker, open and run; "
         f"{judged['right']} exports are right in every way.",
         "",
@@ -164,8 +164,8 @@ def main() -> None:
     for model in chosen:
         found.append(measured(model, of_peers(model, args.peers, args.limit), args.limit))
         print(*cells(found[-1]), sep="  ", flush=True)
-    said = [json.loads(path.read_text("utf-8")) for path in sorted(args.folder.glob("*.json"))]
-    table = [*summary(found, said), "", *measure.markdown(HEAD, map(cells, found))]
+    exports = [json.loads(path.read_text("utf-8")) for path in sorted(args.folder.glob("*.json"))]
+    table = [*summary(found, exports), "", *measure.markdown(HEAD, map(cells, found))]
     if not args.names:
         about = measure.machine(("torch", "transformers", "onnxscript", "onnxruntime-gpu"))
         measure.write("architectures", about, [dict(zip(HEAD, cells(rows), strict=True)) for rows in found], table)

@@ -152,7 +152,7 @@ def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: b
     module, inputs = one.build()
     arrays = {f"built/in/{k}": v.numpy() for k, v in inputs.items()} if real else computed(module, batches(inputs))
     np.savez(folder / f"{one.name}.npz", **arrays)  # type: ignore[arg-type]
-    said: dict[str, Any] = {"architecture": one.name}
+    results: dict[str, Any] = {"architecture": one.name}
     for exporter, write in {"dynamo": dynamo, "torchscript": torchscript}.items():
         if exporter not in exporters:
             continue
@@ -164,13 +164,13 @@ def export(one: Architecture, folder: Path, exporters: Sequence[str], *, real: b
             try:
                 with torch.no_grad():
                     write(one, module, inputs, path, by)
-                said[exporter] = "fixed" if by.fixed or not one.dynamic else "dynamic"
+                results[exporter] = "fixed" if by.fixed or not one.dynamic else "dynamic"
                 break
             except Exception as error:  # noqa: BLE001  # exporters raise any error of the traced code
                 why = " ".join(str(error).rpartition("Exception summary")[2].split())  # dynamo gives advice first
-                said[exporter] = f"{type(error).__name__}: {why[:200]}"
+                results[exporter] = f"{type(error).__name__}: {why[:200]}"
                 path.unlink(missing_ok=True)
-    (folder / f"{one.name}.json").write_text(json.dumps(said))
+    (folder / f"{one.name}.json").write_text(json.dumps(results))
 
 
 def apart(one: Architecture, folder: Path, args: argparse.Namespace) -> None:
@@ -183,8 +183,8 @@ def apart(one: Architecture, folder: Path, args: argparse.Namespace) -> None:
         child.kill()
         why = f"stopped after {limit:.0f} s" if child.exitcode is None else f"exit code {child.exitcode}"
         path = folder / f"{one.name}.json"
-        said = json.loads(path.read_text()) if path.exists() else {"architecture": one.name}
-        path.write_text(json.dumps({**said, "fault": why}))
+        results = json.loads(path.read_text()) if path.exists() else {"architecture": one.name}
+        path.write_text(json.dumps({**results, "fault": why}))
 
 
 def warm_up(folder: Path) -> None:

@@ -13,7 +13,7 @@ from benchmarks.architectures.architecture import Architecture, Built, Named, li
 
 VOCABULARY = 99
 ROWS, TOKENS = 2, 16
-# Configurations take what they know of this; each row below says what its own names are.
+# Each configuration uses the settings it supports; the rows below add their own.
 SMALL: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

@@ -49,7 +49,7 @@ def calibrate(model: str, data: str, threads: int) -> None:
     """Calibrate a model on data, and discard the ranges."""
     import amp_rewrite
 
-    amp_rewrite.calibrate(model, data, threads=threads)
+    amp_rewrite.calibrate(model, data, threads=threads or None)
 
 
 STEPS = {"inference": infer, "calibration": calibrate}

@@ -110,12 +110,12 @@ def source(name: str, folder: str, skeletons: str) -> str:
 
     target, chosen = Path(folder), Path(folder) / "chosen"
     file = target / f"{name}.float32.onnx"
-    held = Path(skeletons)
-    if not (held / f"{name}.recipes.json").exists() and kept(name).exists():
-        held = target / "packed"
-        skeleton_files.unpack(kept(name), held)
-    if (held / f"{name}.recipes.json").exists():
-        skeleton_files.select(held, name, ("float32",), chosen)
+    packed = Path(skeletons)
+    if not (packed / f"{name}.recipes.json").exists() and kept(name).exists():
+        packed = target / "packed"
+        skeleton_files.unpack(kept(name), packed)
+    if (packed / f"{name}.recipes.json").exists():
+        skeleton_files.select(packed, name, ("float32",), chosen)
         skeleton_files.regrow(chosen, target, name)
         return str(file)
     import numpy as np

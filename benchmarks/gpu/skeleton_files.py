@@ -24,12 +24,12 @@ from benchmarks.gpu.skeleton import Array, Sources, bits_of, drawn, grown
 ENDING = ".skeleton"
 ARCHIVE = ".tar.xz"
 BESIDE = 1_900_000_000
-"""Bytes of weights above which they get a file of their own."""
+"""Bytes of weights above which they are stored in a separate file."""
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the models whose skeletons a folder holds."""
+    """Return the names of the models with skeletons in a folder."""
     return sorted(path.name.removesuffix(".recipes.json") for path in folder.glob("*.recipes.json"))
 
 

@@ -264,18 +264,18 @@ BATCHES = ("built", "masked")
 def _batches(path: Path) -> dict[str, Batch]:
     """Return a model's inputs by batch: those stored next to it, or else a random batch."""
     model = Model.load(path)
-    beside = next(
+    stored_batch = next(
         (p for p in (path.with_suffix(".npz"), path.with_name(f"{path.name.split('.')[0]}.npz")) if p.exists()), None
     )
-    if beside is None:
+    if stored_batch is None:
         return {"drawn": dict(next(iter(Feed.randomly(model, shapes=_drawn_shapes(model)))))}
-    stored = np.load(beside)
+    stored = np.load(stored_batch)
     # The files of tests/models and of the benchmark of architectures also contain outputs.
     for prefixes in ({"built": "input/"}, {batch: f"{batch}/in/" for batch in BATCHES}):
         found = {batch: _below(stored, prefix) for batch, prefix in prefixes.items()}
         if any(found.values()):
             return {batch: inputs for batch, inputs in found.items() if inputs}
-    return {"built": dict(next(iter(Feed.of(beside, model))))}
+    return {"built": dict(next(iter(Feed.of(stored_batch, model))))}
 
 
 def _below(stored: Mapping[str, Array], prefix: str) -> Batch:

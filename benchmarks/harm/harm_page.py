@@ -64,9 +64,9 @@ def merged(pairs: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
         name, _, folder = pair.partition("=")
         group = groups.setdefault(name, {"exports": {}, **{to: {} for to in TYPES}})
         for path in sorted(Path(folder).glob("*.json")):
-            said = json.loads(path.read_text("utf-8"))
-            if "architecture" in said:
-                group["exports"][said["architecture"]] = said
+            export = json.loads(path.read_text("utf-8"))
+            if "architecture" in export:
+                group["exports"][export["architecture"]] = export
         for to in TYPES:
             for path in sorted(Path(folder).glob(f"rows/*.{to}.json")):
                 row = json.loads(path.read_text("utf-8"))
@@ -111,13 +111,13 @@ def rises(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> It
     for group in groups.values():
         for to in TYPES:
             for row in judged(group, to):
-                if what := ", ".join(changes(row)):
+                if change := ", ".join(changes(row)):
                     errors = " → ".join(f"{row.shown(way):.1e}" for way in (BEFORE, "ours"))
-                    yield row.model, to, what, errors, reason(row, to, reasons)
+                    yield row.model, to, change, errors, reason(row, to, reasons)
 
 
 def wrong(groups: Mapping[str, Any], word: str, reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model whose judgement begins with a word: errors, and the value that is felt."""
+    """Yield a row for each model with a judgement that starts with a word: its errors and its reason."""
     for group in groups.values():
         for to in TYPES:
             for row in judged(group, to):
@@ -128,27 +128,27 @@ def wrong(groups: Mapping[str, Any], word: str, reasons: Sequence[Mapping[str, A
 
 
 def counts(groups: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each group and type: models, right ones, harmed ones, those that no way gets right, faults."""
+    """Yield a row for each group and type: the numbers of models by judgement, and of faults."""
     for name, group in groups.items():
         for to in TYPES:
             found = judged(group, to)
             words = [row.judgement for row in found if not row.fault]
             harmed = sum(word.startswith("harmed: B") for word in words)
-            alone = sum(word == "harmed: A right" for word in words)
+            only_a = sum(word == "harmed: A right" for word in words)
             chance = sum(word.startswith("undecided") for word in words)
-            numbers = len(words), words.count("right"), harmed, alone, chance, words.count("wrong, as both references")
+            numbers = len(words), words.count("right"), harmed, only_a, chance, words.count("wrong, as both references")
             yield GROUPS[name], to, *numbers, len(found) - len(words)
 
 
 def failed_exports(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """Yield a row for each failed export: architecture, exporter, and its error."""
-    for name, said in group["exports"].items():
+    for name, export in group["exports"].items():
         for exporter in ("dynamo", "torchscript"):
-            word = said.get(exporter, "")
+            word = export.get(exporter, "")
             if word and word not in ("dynamic", "fixed"):
                 yield name, exporter, _plain(word)
-        if "fault" in said:
-            yield name, "–", _plain(said["fault"])
+        if "fault" in export:
+            yield name, "–", _plain(export["fault"])
 
 
 def faults(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
@@ -157,9 +157,9 @@ def faults(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     yield from ((model, _plain(why)) for model, why in found.items())
 
 
-def _plain(said: str) -> str:
+def _plain(export: str) -> str:
     """Shorten an error to fit into a table."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    words = " ".join("".join(c if c.isprintable() else " " for c in export).split())
     return textwrap.shorten(words.replace("|", "/").replace("[96m", "").replace("[0m", ""), 140)
 
 
@@ -186,7 +186,10 @@ def page(results: Mapping[str, Any]) -> str:
     lines += ["## Increases and their reasons", ""]
     lines += [*measure.markdown(("model", "type", "change", "error", "reason"), rises(groups, reasons)), ""]
     tried = sum(
-        exporter in said for group in groups.values() for said in group["exports"].values() for exporter in _EXPORTERS
+        exporter in export
+        for group in groups.values()
+        for export in group["exports"].values()
+        for exporter in _EXPORTERS
     )
     failed = [row for group in groups.values() for row in failed_exports(group)]
     lines += ["## Exports that failed", "", f"{len(failed)} of {tried} exports failed, with these errors.", ""]

@@ -77,8 +77,8 @@ def modelopt_float16(source: str, target: str) -> None:
 
 def _large(source: str) -> bool:
     """Return True if the model exceeds protobuf's size limit."""
-    beside = Path(source + ".data")
-    return beside.exists() and beside.stat().st_size >= 1 << 31
+    external = Path(source + ".data")
+    return external.exists() and external.stat().st_size >= 1 << 31
 
 
 def _load(source: str) -> Any:
@@ -90,8 +90,8 @@ def _load(source: str) -> Any:
 def _save(model: Any, target: str) -> None:
     import onnx
 
-    beside = sum(len(t.raw_data) for t in model.graph.initializer) > 1_500_000_000
-    onnx.save(model, target, save_as_external_data=beside, location=Path(target).name + ".data")
+    external = sum(len(t.raw_data) for t in model.graph.initializer) > 1_500_000_000
+    onnx.save(model, target, save_as_external_data=external, location=Path(target).name + ".data")
 
 
 TOOLS = (

@@ -153,8 +153,8 @@ class Bounds:
 
 def measured(model: Path, tool: str, command: list[str | Path], outputs: Path, bounds: Bounds) -> Point:
     """Convert one model with one tool, and judge the result. Times are the lowest of all rounds."""
-    beside = model.with_name(model.name + ".data")
-    size = (model.stat().st_size + (beside.stat().st_size if beside.exists() else 0)) / 1e6
+    external = model.with_name(model.name + ".data")
+    size = (model.stat().st_size + (external.stat().st_size if external.exists() else 0)) / 1e6
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=model.parent) as name:
         out = Path(name) / "out.onnx"
         words = ["-o", out] if tool == "amp-rewrite" else [out]

@@ -41,18 +41,18 @@ def nested(count: int) -> Iterator[NodeProto]:
     """Yield sums of sums, a thousand levels deep, between MatMuls; each level also reads the entry."""
     entry, last = "v0", "v0"
     for i in range(count):
-        made = f"n{i}"
+        output = f"n{i}"
         if i % _DEPTH == 0:
-            yield _node("MatMul", [last, "w"], made)
-            entry = made
+            yield _node("MatMul", [last, "w"], output)
+            entry = output
         else:
-            yield _node("Add", [entry, last] if i % 2 else [last, entry], made)
-        last = made
+            yield _node("Add", [entry, last] if i % 2 else [last, entry], output)
+        last = output
     yield _node("Identity", [last], "y")
 
 
 def skips(count: int) -> Iterator[NodeProto]:
-    """Sums with what stood eight ops before, among products, exponentials and activations."""
+    """Yield sums with the value from eight ops earlier, among products, exponentials and activations."""
     kinds = ("Add", "Tanh", "Add", "MatMul", "Add", "Exp", "Tanh", "Add", "Tanh", "Add", "Tanh")
     for i in range(count):
         kind = kinds[i * i % len(kinds)]
@@ -62,7 +62,7 @@ def skips(count: int) -> Iterator[NodeProto]:
 
 
 def windows(count: int) -> Iterator[NodeProto]:
-    """Layers of windows, as in a Swin transformer: Reshape and Transpose, a product, a Softmax, and the way back."""
+    """Yield window layers, as in a Swin transformer: Reshape, Transpose, a product, a Softmax, and the inverse."""
     last = "v0"
     for i in range(count // 8):
         names = [f"{part}{i}" for part in "abcdefgh"]
@@ -79,7 +79,7 @@ def windows(count: int) -> Iterator[NodeProto]:
 
 
 def heads(count: int) -> Iterator[NodeProto]:
-    """Layers of 500 heads of attention and a sum of them all, with a residual stream."""
+    """Yield layers of 500 attention heads and their sum, with a residual stream."""
     last, number = "v0", 500
     for layer in range(max(1, count // (7 * number))):
         for i in range(number):

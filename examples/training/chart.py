@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 WIDTH, HEIGHT, LEFT, TOP = 640, 240, 56, 28
-COLOURS = ("#2c5f9e", "#c0392b", "#3c8d40")
+COLORS = ("#2c5f9e", "#c0392b", "#3c8d40")
 
 
 def loss_scale_chart(scales: Sequence[float], skipped: Sequence[int], title: str) -> str:
@@ -31,7 +31,7 @@ def loss_scale_chart(scales: Sequence[float], skipped: Sequence[int], title: str
     )
     caption = f"step 0 to {len(powers) - 1}; red: {len(skipped)} skipped, because a float16 gradient was not finite"
     body = (
-        f'{rules}<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-width="1.5"/>{marks}'
+        f'{rules}<polyline points="{line}" fill="none" stroke="{COLORS[0]}" stroke-width="1.5"/>{marks}'
         f'<text x="{LEFT}" y="{HEIGHT - 10}">{caption}</text>'
     )
     return _framed(body, title)
@@ -44,12 +44,12 @@ def loss_chart(curves: Mapping[str, Sequence[Sequence[float]]], title: str) -> s
     epochs = max(len(run) for runs in curves.values() for run in runs)
     width, height = WIDTH - LEFT - 16, HEIGHT - TOP - 36
 
-    def line(losses: Sequence[float], colour: str, thickness: float, opacity: float) -> str:
+    def line(losses: Sequence[float], color: str, thickness: float, opacity: float) -> str:
         points = (
             f"{LEFT + width * i / max(epochs - 1, 1):.1f},{TOP + height * (high - math.log10(loss)) / (high - low):.1f}"
             for i, loss in enumerate(losses)
         )
-        stroke = f'stroke="{colour}" stroke-width="{thickness}" stroke-opacity="{opacity}"'
+        stroke = f'stroke="{color}" stroke-width="{thickness}" stroke-opacity="{opacity}"'
         return f'<polyline points="{" ".join(points)}" fill="none" {stroke}/>'
 
     parts = []
@@ -58,10 +58,10 @@ def loss_chart(curves: Mapping[str, Sequence[Sequence[float]]], title: str) -> s
         parts.append(f'<path d="M{LEFT} {y:.1f}H{LEFT + width}" stroke="#ddd"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**p:g}</text>')
     for number, (name, runs) in enumerate(curves.items()):
-        colour = COLOURS[number]
-        parts += [line(run, colour, 0.5, 0.35) for run in runs]
-        parts.append(line([sum(losses) / len(losses) for losses in zip(*runs, strict=True)], colour, 1.5, 1))
-        parts.append(f'<text x="{LEFT + 130 * number}" y="{HEIGHT - 10}" fill="{colour}">{name}</text>')
+        color = COLORS[number]
+        parts += [line(run, color, 0.5, 0.35) for run in runs]
+        parts.append(line([sum(losses) / len(losses) for losses in zip(*runs, strict=True)], color, 1.5, 1))
+        parts.append(f'<text x="{LEFT + 130 * number}" y="{HEIGHT - 10}" fill="{color}">{name}</text>')
     parts.append(f'<text x="{LEFT + width}" y="{HEIGHT - 10}" text-anchor="end">epoch 1 to {epochs}</text>')
     return _framed("".join(parts), title)
 

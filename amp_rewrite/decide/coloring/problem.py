@@ -40,7 +40,7 @@ class Vertex(NamedTuple):
 
 @dataclass(eq=False)
 class Problem:
-    """Type variables of a view as vertices in op order, with their colors and neighbours.
+    """Type variables of a view as vertices in op order, with their colors and neighbors.
 
     `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
     does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
@@ -216,7 +216,7 @@ class Spread:
     after lowered ones take one sweep in topological order, as in TensorFlow. The reason for a variable is the op before
     it on the walk. O(nodes + uses).
 
-    `roots`: vertices lowered by the lists, the level or the user, whatever their neighbours.
+    `roots`: vertices lowered by the lists, the level or the user, whatever their neighbors.
 
     Source: TensorFlow 2.20, tensorflow/core/grappler/optimizers/auto_mixed_precision.cc.
     """
