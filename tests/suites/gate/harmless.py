@@ -252,9 +252,9 @@ def defaults_are_stated(model: ModelProto, _: random.Random) -> ModelProto:
     for node in all_nodes(model.graph.node):
         if node.domain:
             continue
-        stated = {a.name for a in node.attribute}
+        present = {a.name for a in node.attribute}
         for name, a in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
-            if name not in stated and a.default_value.type:
+            if name not in present and a.default_value.type:
                 node.attribute.append(a.default_value)
     return model
 

@@ -95,26 +95,26 @@ class Operator:
         return sorted(typed, key=lambda t: (not t.endswith("(float)"), "float" not in t, "int" not in t))
 
     def model(
-        self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool = False
+        self, chosen: Mapping[str, str], attributes: Mapping[str, object], *, constants: bool = False
     ) -> ModelProto | None:
         """Build a model of only this operator with these types; its inputs are the model's or constants.
 
         None if that is not a valid model, because a schema does not state all requirements.
         """
         try:
-            proto = self._alone(chosen, stated, constants=constants)
+            proto = self._alone(chosen, attributes, constants=constants)
         except (AssertionError, IndexError, KeyError):
             return None
         return proto if sound(proto) else None
 
-    def _alone(self, chosen: Mapping[str, str], stated: Mapping[str, object], *, constants: bool) -> ModelProto:
+    def _alone(self, chosen: Mapping[str, str], attributes: Mapping[str, object], *, constants: bool) -> ModelProto:
         present = [formal[2] != "Optional" or formal[1] in chosen for formal in self.inputs]
         read = [f"x{i}" if there else "" for i, there in enumerate(present)]
         while read and not read[-1]:
             read.pop()
         results = [f"y{i}" for i, _ in enumerate(self.outputs)]
         types = [chosen.get(formal[1]) or self.choices(formal[1])[0] for formal in self.inputs[: len(read)]]
-        node = helper.make_node(self.name, read, results, domain=self.domain, name="the_op", **stated)
+        node = helper.make_node(self.name, read, results, domain=self.domain, name="the_op", **attributes)
         weights, fed = [], []
         for name, spelled in zip(read, types, strict=True):
             if not name:
@@ -390,9 +390,9 @@ PAIRS: Mapping[str, tuple[object, object]] = {
 def foreign() -> Iterator[Case]:
     """Change and omit attributes of operators without a schema."""
 
-    def op(**stated: object) -> ModelProto:
+    def op(**attributes: object) -> ModelProto:
         proto = parsed(f"{X_TO_Y} {{ [op] y = foreign.Op (x) }}")
-        proto.graph.node[0].attribute.extend(helper.make_attribute(name, v) for name, v in stated.items())
+        proto.graph.node[0].attribute.extend(helper.make_attribute(name, v) for name, v in attributes.items())
         return proto
 
     for name, (one, other) in PAIRS.items():

@@ -109,9 +109,9 @@ def test_the_output_is_named_after_the_type_and_replaced_only_on_request(model: 
     assert run(model, "-q").output == ""
     first = Path("net.float16.onnx").read_bytes()
 
-    refused = run(model)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr == "error: net.float16.onnx exists; name another output, or replace it with --overwrite\n"
+    done = run(model)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: net.float16.onnx exists; name another output, or replace it with --overwrite\n"
 
     assert run(model, "--overwrite", "-q").exit_code == 0
     assert Path("net.float16.onnx").read_bytes() == first
@@ -123,14 +123,14 @@ def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings:
     Path("amp.toml").write_text(settings)
     Path("sub").mkdir()
     Path("sub/link.onnx").symlink_to(Path(model).resolve())
-    told = (
+    error = (
         "error: {} is the input: overwriting it discards the float32 precision of its weights; name another"
         " output, or add --overwrite to this command\n"
     )
 
     for words, file in (((model, "-o", model), model), (("sub/link.onnx", "-o", f"sub/../{model}"), f"sub/../{model}")):
         done = run(*words)
-        assert (done.exit_code, done.stdout, done.stderr) == (2, "", told.format(file))
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", error.format(file))
     assert Path(model).read_bytes() == before
 
     Path("amp.toml").write_text("overwrite = true\n")
@@ -150,8 +150,8 @@ def test_the_data_of_the_input_is_never_replaced(model: str, command: str) -> No
 
     done = run(command, model, "-o", "shared.bin", "--overwrite")
 
-    told = f"cannot write shared.bin: it holds the weights of {model}, which is being read; name another"
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+    error = f"cannot write shared.bin: it holds the weights of {model}, which is being read; name another"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {error}\n")
     assert Path("shared.bin").read_bytes() == before
 
 
@@ -202,8 +202,8 @@ OPTIONS = {
 def test_options_reach_the_conversion(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
 
-    def spy(model: object, **given: object) -> None:
-        seen.update(given)
+    def spy(model: object, **options: object) -> None:
+        seen.update(options)
         raise ModelError("seen")
 
     monkeypatch.setattr(import_module("amp_rewrite.pipeline.convert"), "convert", spy)
@@ -341,10 +341,10 @@ def test_a_command_prints_exactly_this(own: list[str], words: list[str], outcome
     Path("a.json").write_text(run(*own, "--dry-run", "--json").stdout)
     Path("b.json").write_text(run(*own, "--dry-run", "--json", "--keep", "second").stdout)
 
-    done = run(*(word for given in words for word in (own if given == "OWN" else [given])))
+    done = run(*(word for argument in words for word in (own if argument == "OWN" else [argument])))
 
-    said = re.sub(r"ort-cuda:[\d.]+", "ort-cuda", done.stdout)  # an older release is named
-    assert (done.exit_code, said, done.stderr) == outcome
+    text = re.sub(r"ort-cuda:[\d.]+", "ort-cuda", done.stdout)  # an older release is named
+    assert (done.exit_code, text, done.stderr) == outcome
 
 
 # -- report, explain, diff, lists ---------------------------------------------------------------------------

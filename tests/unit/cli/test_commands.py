@@ -167,15 +167,15 @@ def test_a_schema_refuses_missing_extra_and_mistyped_fields(command: str) -> Non
     validator = jsonschema.Draft202012Validator(json.loads((DOCS / f"{command}.schema.json").read_text("utf-8")))
     printed = json.loads(run(command, *PRINTED[command][1], "--json").stdout)
 
-    def refused(**changed: object) -> bool:
+    def is_refused(**changed: object) -> bool:
         return not validator.is_valid({k: v for k, v in {**printed, **changed}.items() if v is not ...})
 
     assert validator.is_valid(printed)
-    assert all(refused(**{name: ...}) for name in printed)
-    assert refused(more=1) and refused(schema=2)
+    assert all(is_refused(**{name: ...}) for name in printed)
+    assert is_refused(more=1) and is_refused(schema=2)
     for name in printed["rows"][0]:
-        assert refused(rows=[{k: v for k, v in printed["rows"][0].items() if k != name}]), name
-        assert refused(rows=[{**printed["rows"][0], name: {}}]), name
+        assert is_refused(rows=[{k: v for k, v in printed["rows"][0].items() if k != name}]), name
+        assert is_refused(rows=[{**printed["rows"][0], name: {}}]), name
 
 
 # -- emulate -------------------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def test_inputs_and_outputs_of_a_twin_have_the_requested_types(io: str, expected
 
 
 def test_a_model_without_low_types_is_written_unchanged_with_a_message() -> None:
-    said = "nothing to emulate: net.onnx has neither float16 nor bfloat16\nwrote net.emulated.onnx\n"
-    assert outcome("emulate", "net.onnx") == (0, "", said)
+    message = "nothing to emulate: net.onnx has neither float16 nor bfloat16\nwrote net.emulated.onnx\n"
+    assert outcome("emulate", "net.onnx") == (0, "", message)
     assert Path("net.emulated.onnx").read_bytes() == Path("net.onnx").read_bytes()
 
 
@@ -225,8 +225,8 @@ def test_weights_are_written_where_requested() -> None:
     assert apart == (0, "", "wrote apart.onnx\n")
     assert len(list(Path().glob("*.data"))) == 1
     for path in ("heavy.emulated.onnx", "apart.onnx"):
-        (held,) = onnx.load(path).graph.initializer
-        np.testing.assert_array_equal(onnx.numpy_helper.to_array(held), weight.astype(np.float32))
+        (tensor,) = onnx.load(path).graph.initializer
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), weight.astype(np.float32))
 
 
 # -- calibrate -----------------------------------------------------------------------------------------
@@ -262,10 +262,10 @@ def test_ranges_are_saved_beside_the_model_by_default_and_printed_as_a_table() -
 
 def test_a_report_in_place_of_ranges_is_recognized() -> None:
     assert run("net.onnx", "--dry-run", "--report", "r.json").exit_code == 0
-    with pytest.raises(EvidenceError) as refused:
+    with pytest.raises(EvidenceError) as error:
         Ranges.load("r.json")
-    assert "is a conversion report, not a ranges file" in str(refused.value)
-    assert str(refused.value).startswith("r.json") and "calibrate" in str(refused.value)
+    assert "is a conversion report, not a ranges file" in str(error.value)
+    assert str(error.value).startswith("r.json") and "calibrate" in str(error.value)
 
 
 REMARK = "ignored, because no input has this name: 'label'\n"
@@ -314,9 +314,9 @@ def test_two_models_are_timed_side_by_side() -> None:
 
 def test_the_json_of_a_benchmark_is_all_of_stdout() -> None:
     code, out, err = outcome("bench", "full.onnx", "--random", "--json", *QUICK)
-    told = json.loads(out)
-    assert (code, err, told["provider"], told["rounds"], told["fed"]) == (0, "", CPU, 2, "random, seed 0: x [3]")
-    assert [entry["memory"] for entry in told["entries"]] == [None]
+    result = json.loads(out)
+    assert (code, err, result["provider"], result["rounds"], result["fed"]) == (0, "", CPU, 2, "random, seed 0: x [3]")
+    assert [entry["memory"] for entry in result["entries"]] == [None]
 
 
 # -- pages ---------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Shell:
         self.process = subprocess.Popen(START[name], cwd=folder, env=environ, start_new_session=True, **streams)
         os.close(theirs)
 
-    def told(self, keys: str, until: str) -> str:
+    def send(self, keys: str, until: str) -> str:
         """Type keys, wait until the screen matches an expression, and return its first group."""
         os.write(self.ours, keys.encode())
         seen, end = "", time.monotonic() + 30
@@ -70,7 +70,7 @@ class Shell:
 
     def completed(self, typed: str) -> str:
         """Return the completed line after typing text after the program's name; it is printed, not run."""
-        return self.told(f"amp-rewrite {typed}\t\x01echo '<'\x20\x05 '>'\n", r"\n< amp-rewrite (.*) >\r").rstrip(" /")
+        return self.send(f"amp-rewrite {typed}\t\x01echo '<'\x20\x05 '>'\n", r"\n< amp-rewrite (.*) >\r").rstrip(" /")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_tab_completes_the_line_in_a_real_shell(name: str, folder: Path) -> None
         pytest.skip(f"{name} is not installed")
     shell = Shell(name, folder)
     try:
-        shell.told(f"{SETUP[name]}; echo re''ady\n", r"\n(ready)\r")
+        shell.send(f"{SETUP[name]}; echo re''ady\n", r"\n(ready)\r")
         assert {typed: shell.completed(typed) for typed in TYPED} == TYPED
     finally:
         shell.process.kill()
@@ -111,7 +111,7 @@ def test_fish_completes_the_last_word(folder: Path) -> None:
     assert candidates == [line.split(" ")[-1] for line in TYPED.values()], done.stderr
 
 
-def asked(*words: str) -> list[str]:
+def completions(*words: str) -> list[str]:
     """Return a shell's candidates for the last word."""
     environ = {
         **os.environ,
@@ -125,8 +125,8 @@ def asked(*words: str) -> list[str]:
 
 
 def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
-    assert asked("") == [*COMMANDS]
-    assert {"--to", "--keep", "--version", "--set"} <= set(asked("-"))
+    assert completions("") == [*COMMANDS]
+    assert {"--to", "--keep", "--version", "--set"} <= set(completions("-"))
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
     ],
 )
 def test_values_of_options_and_arguments_are_candidates(line: tuple[str, ...], words: list[str]) -> None:
-    assert asked(*line) == words
+    assert completions(*line) == words

@@ -24,11 +24,11 @@ def test_a_repair_writes_the_model_and_lists_its_pins_and_error(model: str) -> N
 
     assert (done.exit_code, files()) == (0, ["d.npz", "net.onnx", "out.onnx"])
     assert done.stdout.startswith("net.onnx → float16\n")
-    told = done.stdout[done.stdout.index("repair: ") :].splitlines()
-    assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials"
-    assert " alone adds a relative error of " in told[1]
-    assert len(told) == 4 and told[2] == ""
-    assert told[-1].startswith("checked on 1 batch (d.npz): repaired by keeping 1 region in float32, largest error 0.")
+    lines = done.stdout[done.stdout.index("repair: ") :].splitlines()
+    assert lines[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials"
+    assert " alone adds a relative error of " in lines[1]
+    assert len(lines) == 4 and lines[2] == ""
+    assert lines[-1].startswith("checked on 1 batch (d.npz): repaired by keeping 1 region in float32, largest error 0.")
     assert done.stderr == "wrote out.onnx\n"
 
 
@@ -47,8 +47,8 @@ def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str)
     done = run(model, "-o", "out.onnx", "--data", "d.npz", *NEAR, "--set", "budget=1", "--report", "r.json")
 
     assert (done.exit_code, files()) == (1, ["d.npz", "net.onnx"])
-    told = done.stdout[done.stdout.index("repair: ") :].splitlines()
-    assert told[1] == "  the trials ran out before the outputs came within tolerance; allow more trials"
+    lines = done.stdout[done.stdout.index("repair: ") :].splitlines()
+    assert lines[1] == "  the trials ran out before the outputs came within tolerance; allow more trials"
     assert done.stderr == "not written: out.onnx\n"
 
 

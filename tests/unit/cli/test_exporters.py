@@ -38,9 +38,9 @@ def ran(*words: str) -> str:
 
 
 def test_a_conversion_passes_verify_diff_and_gate(name: str) -> None:
-    told = ran("model.onnx", "-o", "low.onnx")
-    assert ("nothing to lower: model.onnx is copied unchanged" in told) == (name not in LOWERED)
-    assert ("next: " in told) == (name in LOWERED)
+    output = ran("model.onnx", "-o", "low.onnx")
+    assert ("nothing to lower: model.onnx is copied unchanged" in output) == (name not in LOWERED)
+    assert ("next: " in output) == (name in LOWERED)
     assert "ok: " in ran("verify", "model.onnx", "model.onnx", *NEAR)
     text = ran("verify", "model.onnx", "low.onnx", *NEAR)
     assert "ok: " in text and len(text.splitlines()) < 14
@@ -62,6 +62,6 @@ def test_data_repair_and_check_compare_all_outputs(name: str) -> None:
     assert ": verified, largest error " in ran("model.onnx", "-o", "low.onnx", *NEAR)
     assert ran("model.onnx", "-o", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5", "--json")
     assert "ok: " in ran("verify", "model.onnx", "tight.onnx", "--data", "batches.npz", "--tolerance", "1e-5")
-    told = ran("model.onnx", "-o", "checked.onnx")
-    assert (": no gross error, " in told) == (name in LOWERED)
-    assert ("next: " in told) == (name in LOWERED)
+    output = ran("model.onnx", "-o", "checked.onnx")
+    assert (": no gross error, " in output) == (name in LOWERED)
+    assert ("next: " in output) == (name in LOWERED)

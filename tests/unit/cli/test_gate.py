@@ -158,9 +158,9 @@ def test_a_failure_names_the_command_that_accepts_it(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
     done = gate("models/m.onnx", "--expect", "io = float16")
     command = "amp-rewrite gate --accept --expect 'io = float16' -- models/m.onnx"
-    said = f"if this change is intended, run {command} and commit models/m.onnx.accepted.json\n"
+    message = f"if this change is intended, run {command} and commit models/m.onnx.accepted.json\n"
     assert done.exit_code == 1
-    assert done.stdout.endswith(said)
+    assert done.stdout.endswith(message)
     words = shlex.split(command)[2:]
     assert gate(*words).exit_code == 0
     assert gate(*(word for word in words if word != "--accept")).exit_code == 0

@@ -37,8 +37,8 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def every_help() -> str:
     """Return the help of every command, after the release of click that formats it."""
-    shown = (run(*name.split(), "--help").stdout for name in ("", *ALL))
-    return "\n".join((f"click {metadata.version('click')}\n", *shown))
+    helps = (run(*name.split(), "--help").stdout for name in ("", *ALL))
+    return "\n".join((f"click {metadata.version('click')}\n", *helps))
 
 
 def test_the_help_of_every_command_is_unchanged() -> None:
@@ -50,17 +50,17 @@ def test_the_help_of_every_command_is_unchanged() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_option_of_a_command_is_in_its_help(name: str) -> None:
-    shown = run(*name.split(), "--help").stdout.split()
+    words = run(*name.split(), "--help").stdout.split()
     for param in ALL[name].params:
         if isinstance(param, click.Option) and not getattr(param, "borrowed", False):
-            assert {*param.opts, *param.secondary_opts} <= {word.rstrip(",") for word in shown}
+            assert {*param.opts, *param.secondary_opts} <= {word.rstrip(",") for word in words}
 
 
 @pytest.mark.parametrize("name", ["", *ALL])
 def test_help_fits_eighty_columns(name: str) -> None:
-    asked = run(*name.split(), "--help")
-    assert (asked.exit_code, asked.stderr) == (0, "")
-    lines = asked.stdout.splitlines()
+    done = run(*name.split(), "--help")
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) <= 40
 
 
@@ -140,12 +140,12 @@ def test_each_case_of_a_rule_has_its_own_model() -> None:
 def test_a_rule_page_says_what_to_do_and_explain_names_that_page() -> None:
     report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
     rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
-    told = replace(report, rows=rows, casts=())
-    assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
-    assert "docs/rules" not in str(explained(told, ["b"]))
-    said = run("explain", "overflow").stdout
-    assert "  meaning     the ops that compute with it stay float32\n" in said
-    assert "  what to do  --to bfloat16 holds larger values\n" in said
+    report_of_b = replace(report, rows=rows, casts=())
+    assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(report_of_b, ["a"]))
+    assert "docs/rules" not in str(explained(report_of_b, ["b"]))
+    text = run("explain", "overflow").stdout
+    assert "  meaning     the ops that compute with it stay float32\n" in text
+    assert "  what to do  --to bfloat16 holds larger values\n" in text
     assert "what to do" not in run("explain", "allow_root").stdout
 
 

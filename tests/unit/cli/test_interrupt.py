@@ -71,9 +71,9 @@ def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Pat
         assert process.returncode == 130, said
         assert "Traceback" not in said and "Exception" not in said
         end = time.monotonic() + 10
-        while (left := list(group(process.pid))) and time.monotonic() < end:
+        while (remaining := list(group(process.pid))) and time.monotonic() < end:
             time.sleep(0.01)  # multiprocessing's resource tracker ends once its pipe is closed
-        assert not left
+        assert not remaining
         written = [path for path in out.rglob("*") if path.is_file()]
         assert {path.suffix for path in written} <= {".onnx"}
         for path in written:
@@ -179,9 +179,9 @@ def test_only_a_missing_onnxruntime_shows_no_traceback(
         assert done.exit_code == 2
         return done.stderr
 
-    said = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` says what to install"
+    text = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` says what to install"
     missing = ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
-    assert benched(missing) == f"error: {said}\n"
-    said = benched(ImportError("cannot import name 'x' from 'amp_rewrite'", name="amp_rewrite"))
-    assert said.startswith("Traceback")
-    assert said.endswith("internal error in amp-rewrite; please report the lines above\n")
+    assert benched(missing) == f"error: {text}\n"
+    text = benched(ImportError("cannot import name 'x' from 'amp_rewrite'", name="amp_rewrite"))
+    assert text.startswith("Traceback")
+    assert text.endswith("internal error in amp-rewrite; please report the lines above\n")

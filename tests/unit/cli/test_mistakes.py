@@ -215,31 +215,31 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write models, batches, a page and a repository."""
-    made = tmp_path_factory.mktemp("mistakes")
+    root = tmp_path_factory.mktemp("mistakes")
     for name, text in MODELS.items():
-        onnx.save(onnx.parser.parse_model(text), made / name)
-    (made / "net.json").write_bytes((made / "net.onnx").read_bytes())
-    (made / "empty.onnx").touch()
-    (made / "old.html").write_text("old")
-    np.savez(made / "d.npz", x=np.ones((2, 8), np.float32))
-    np.savez(made / "named.npz", x=np.ones((2, 8), np.float32), X1=np.ones(2), x1=np.ones(2))
-    np.savez(made / "three.npz", x=np.ones(3, np.float32))
-    repository(made / "src")
-    return made
+        onnx.save(onnx.parser.parse_model(text), root / name)
+    (root / "net.json").write_bytes((root / "net.onnx").read_bytes())
+    (root / "empty.onnx").touch()
+    (root / "old.html").write_text("old")
+    np.savez(root / "d.npz", x=np.ones((2, 8), np.float32))
+    np.savez(root / "named.npz", x=np.ones((2, 8), np.float32), X1=np.ones(2), x1=np.ones(2))
+    np.savez(root / "three.npz", x=np.ones(3, np.float32))
+    repository(root / "src")
+    return root
 
 
-@pytest.mark.parametrize(("words", "said"), MISTAKES.items(), ids=MISTAKES)
+@pytest.mark.parametrize(("words", "error"), MISTAKES.items(), ids=MISTAKES)
 def test_a_mistake_is_one_line_with_a_remedy_and_changes_no_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, error: str
 ) -> None:
     monkeypatch.chdir(folder)
     before = tree(folder)
     done = CliRunner().invoke(program, [word.strip("'") for word in words.split()])
     first = words.partition(" ")[0]
     command = first if first in COMMANDS else "convert"
-    said = f"error: {said}".replace("HELP", f"'amp-rewrite {command} --help'")
+    error = f"error: {error}".replace("HELP", f"'amp-rewrite {command} --help'")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(said.rstrip("…")) if said.endswith("…") else done.stderr == f"{said}\n"
+    assert done.stderr.startswith(error.rstrip("…")) if error.endswith("…") else done.stderr == f"{error}\n"
     assert done.stderr.count("\n") == 1
     assert tree(folder) == before
 

@@ -143,7 +143,7 @@ def test_in_python_the_next_step_is_a_call_if_there_is_no_file() -> None:
     real = {"x": BATCH["x"]}
     drawn = Feed.randomly(Model.load(source), shapes={"x": BATCH["x"].shape})
     ranges = calibrate(source, real)
-    unjudged = [convert(source, **given) for given in ({"data": real}, {"ranges": ranges}, {"data": drawn})]
+    unjudged = [convert(source, **options) for options in ({"data": real}, {"ranges": ranges}, {"data": drawn})]
     for result in (*unjudged, repair(source, drawn, tolerance=0.5)):
         call = line(result.report.text())
         assert call == "amp_rewrite.repair(model, data, tolerance=1e-2)"
@@ -265,16 +265,16 @@ def test_the_report_has_a_files_settings_but_not_its_folder(model: str, folder: 
     assert "  config   to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
     (folder / "far").mkdir()
     (folder / "far" / "own.toml").write_text('keep = ["op=Add"]\n')
-    shown = run(model, "--dry-run", "--config", str(folder / "far" / "own.toml")).stdout
-    assert "keep = op=Add, from own.toml\n" in shown
+    output = run(model, "--dry-run", "--config", str(folder / "far" / "own.toml")).stdout
+    assert "keep = op=Add, from own.toml\n" in output
     assert files() == ["amp.toml", "d.npz", "far", "net.onnx", "r.json"]
 
 
 def test_a_model_with_caches_names_the_option_that_keeps_them_low(folder: Path) -> None:
     model = str(MODELS / "gpt2_dynamo18.onnx")
-    told = "between steps: 4 caches go in and out in float32 · --io low makes them low\n"
+    line = "between steps: 4 caches go in and out in float32 · --io low makes them low\n"
     plain, low = (run(model, "--dry-run", "--no-check", *words).stdout for words in ((), ("--io", "low")))
-    assert told in plain
+    assert line in plain
     assert "between steps" not in low
     other = run(str(MODELS / "bert_ts13.onnx"), "--dry-run", "--no-check").stdout
     assert "between steps" not in other

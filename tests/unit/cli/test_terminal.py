@@ -49,8 +49,8 @@ def drawn_on_a_terminal(width: int, *words: str, **environ: str) -> str:
 
 def on_a_terminal(width: int, *words: str, **environ: str) -> str:
     """Return a command's output on a terminal without progress bars."""
-    shown = drawn_on_a_terminal(width, *words, **environ).rpartition("\x1b[?25h")[2]
-    return re.sub(r"\A(\x1b\[\d[AK])+", "", shown)
+    screen = drawn_on_a_terminal(width, *words, **environ).rpartition("\x1b[?25h")[2]
+    return re.sub(r"\A(\x1b\[\d[AK])+", "", screen)
 
 
 @cache
@@ -106,9 +106,9 @@ def test_errors_are_red_ok_is_green_and_findings_are_yellow(folder: Path) -> Non
     verify = ("verify", "n.onnx", "n.onnx", "--random", "--tolerance", "1")
     assert STYLED.findall(on_a_terminal(80, "none.onnx"))[0][1].endswith("error")
     assert ("32", "ok") in STYLED.findall(on_a_terminal(80, *verify))
-    shown = STYLED.findall(on_a_terminal(80, BERT, "--dry-run", "--no-check", "--keep", "op=MatMul"))
-    assert {color for color, _ in shown} == {"33"}
-    assert [word for _, word in shown] == ["to do", "not checked on data"]
+    styled = STYLED.findall(on_a_terminal(80, BERT, "--dry-run", "--no-check", "--keep", "op=MatMul"))
+    assert {color for color, _ in styled} == {"33"}
+    assert [word for _, word in styled] == ["to do", "not checked on data"]
 
 
 @needs_a_terminal
@@ -117,8 +117,8 @@ def test_no_color_is_inside_the_name_of_a_file_or_op(folder: Path) -> None:
     for node, name in zip(proto.graph.node, ("float16", "added", "error", "ok", "float32", "failed"), strict=False):
         node.name = name
     onnx.save(proto, "lowered.float16.onnx")
-    shown = on_a_terminal(200, "lowered.float16.onnx", "--dry-run", "--no-check", "-v")
-    assert {word for _, word in STYLED.findall(shown)} == {"not checked on data"}
+    screen = on_a_terminal(200, "lowered.float16.onnx", "--dry-run", "--no-check", "-v")
+    assert {word for _, word in STYLED.findall(screen)} == {"not checked on data"}
 
 
 class Terminal(io.StringIO):

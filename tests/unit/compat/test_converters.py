@@ -67,8 +67,8 @@ def io_types(proto: onnx.ModelProto) -> list[int]:
 
 def weight_types(proto: onnx.ModelProto) -> dict[str, int]:
     """Return the type of each MatMul's matrix."""
-    held = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    return {node.name: held[node.input[1]] for node in proto.graph.node if node.op_type == "MatMul"}
+    types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    return {node.name: types[node.input[1]] for node in proto.graph.node if node.op_type == "MatMul"}
 
 
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -76,8 +76,8 @@ HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
 @pytest.mark.parametrize("peer", [COMMON_1_16, RUNTIME_1_32])
 def test_every_argument_of_the_other_converter_keeps_its_position(peer: dict) -> None:
-    for function, stated in peer.items():
-        theirs = dict(word.partition("=")[::2] for word in stated.split(", "))
+    for function, parameters in peer.items():
+        theirs = dict(word.partition("=")[::2] for word in parameters.split(", "))
         ours = inspect.signature(function).parameters
         assert theirs.keys() <= ours.keys()
         in_place = [name for name, p in ours.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -117,9 +117,9 @@ def test_a_blocked_node_stays_float32_whatever_characters_its_name_has(name: str
     ],
 )
 def test_options_without_effect_warn_at_the_callers_line(arguments: dict, words: str) -> None:
-    with pytest.warns(UserWarning, match=words) as told:
+    with pytest.warns(UserWarning, match=words) as warned:
         convert_float_to_float16(model(), **arguments)
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_a_half_model_is_refused_on_request_and_otherwise_completed() -> None:
@@ -215,18 +215,18 @@ def test_another_provider_and_verbose_warn_at_the_callers_line(source: Path, tmp
 
 
 def test_the_default_bound_is_that_of_the_other_converter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[float, float]] = []
-    made = SimpleNamespace(model="the model", save=lambda *_, **named: None)
+    bounds: list[tuple[float, float]] = []
+    result = SimpleNamespace(model="the model", save=lambda *_, **named: None)
 
     def repair(*_: object, **named: float) -> SimpleNamespace:
-        asked.append((named["rtol"], named["atol"]))
-        return SimpleNamespace(solved=True, converted=made)
+        bounds.append((named["rtol"], named["atol"]))
+        return SimpleNamespace(solved=True, converted=result)
 
     monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
-    for given in ({"rtol": 1e-2}, {"atol": 0.0}):
-        assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
-        auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "half.onnx", CPU, **given)
-    assert asked == [(1e-2, 1e-8), (1e-2, 1e-5), (1e-5, 0.0), (1e-3, 0.0)] and (tmp_path / "a").is_dir()
+    for tolerance in ({"rtol": 1e-2}, {"atol": 0.0}):
+        assert auto_convert_mixed_precision(model(), BATCH, **tolerance) == "the model"
+        auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "half.onnx", CPU, **tolerance)
+    assert bounds == [(1e-2, 1e-8), (1e-2, 1e-5), (1e-5, 0.0), (1e-3, 0.0)] and (tmp_path / "a").is_dir()
 
 
 # -- `python -m amp_rewrite.compat.autocast` --------------------------------------------------------------
@@ -242,9 +242,9 @@ BF16 = onnx.TensorProto.BFLOAT16
 
 
 def run(source: Path, *words: str, code: int = 0) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as ended:
         main(["--onnx_path", str(source), *words])
-    assert (left.value.code or 0) == code
+    assert (ended.value.code or 0) == code
 
 
 def test_options_and_output_name_match_the_other_command_line(source: Path) -> None:
@@ -283,8 +283,8 @@ def test_options_without_effect_are_reported_and_unknown_ones_refused(
     source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(source, "--providers", "cpu", "--init_max", "100", "--data_max", "9", "--trt_plugins", "x.so")
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
-    assert [line.split()[1] for line in told] == ["--data_max", "--init_max", "--trt_plugins"]
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert [line.split()[1] for line in warnings] == ["--data_max", "--init_max", "--trt_plugins"]
     run(source, "--keep_io", code=2)
     assert "unrecognized arguments: --keep_io" in capfd.readouterr().err
     run(source.with_name("absent.onnx"), code=2)
@@ -292,7 +292,7 @@ def test_options_without_effect_are_reported_and_unknown_ones_refused(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         ("", "--to float16 --io low COMMON -o m.fp16.onnx"),
         ("-t bf16 --keep_io_types", "--to bfloat16 --io keep COMMON -o m.bf16.onnx"),
@@ -304,7 +304,7 @@ def test_options_without_effect_are_reported_and_unknown_ones_refused(
         ("--log_level ERROR", "--to float16 --io low COMMON --quiet -o m.fp16.onnx"),
     ],
 )
-def test_options_of_the_other_converter_are_translated(given: str, words: str) -> None:
-    parsed = parser().parse_args(["--onnx_path", "m.onnx", *given.split()])
+def test_options_of_the_other_converter_are_translated(arguments: str, words: str) -> None:
+    parsed = parser().parse_args(["--onnx_path", "m.onnx", *arguments.split()])
     ours = words.replace("COMMON", "--fuse basic --overwrite").split()
     assert translated(parsed) == ["convert", *ours, "--", "m.onnx"]

@@ -118,7 +118,7 @@ def test_parameters_and_defaults_match_convert_plus_the_provider(olive: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("parameters", "words"),
     [
         ({"to": "int3"}, "int3"),
         ({"tolerance": 0.01}, "a tolerance needs data to measure errors on; set data as well"),
@@ -127,10 +127,10 @@ def test_parameters_and_defaults_match_convert_plus_the_provider(olive: Any) -> 
     ],
 )
 def test_options_that_do_not_fit_together_are_refused_with_the_reason(
-    olive: Any, caplog: pytest.LogCaptureFixture, given: dict[str, Any], words: str | None
+    olive: Any, caplog: pytest.LogCaptureFixture, parameters: dict[str, Any], words: str | None
 ) -> None:
     with caplog.at_level(logging.ERROR, logger="olive.passes.amp_rewrite"):
-        assert olive.AmpRewrite.validate_config(Config(**given), None) is (words is None)
+        assert olive.AmpRewrite.validate_config(Config(**parameters), None) is (words is None)
     assert caplog.text == "" if words is None else words in caplog.text
 
 
@@ -176,9 +176,9 @@ def test_data_guards_and_a_tolerance_repairs(
     guarded = run(olive, source, tmp_path / "guarded.onnx", data=str(data))
     assert onnx.load(guarded.model_path) == amp_rewrite.convert(source, data=str(data)).model
     assert onnx.load(guarded.model_path) != amp_rewrite.convert(source).model
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     solved = SimpleNamespace(solved=True, converted=amp_rewrite.convert(source, data=str(data)))
-    monkeypatch.setattr(olive, "repair", lambda *given, **named: asked.append((given, named)) or solved)
+    monkeypatch.setattr(olive, "repair", lambda *given, **named: calls.append((given, named)) or solved)
     repaired = run(olive, source, tmp_path / "repaired.onnx", data=str(data), tolerance=1e-2, headroom=4.0)
-    assert asked == [((source, str(data)), {"tolerance": 1e-2, "headroom": 4.0})]
+    assert calls == [((source, str(data)), {"tolerance": 1e-2, "headroom": 4.0})]
     assert onnx.load(repaired.model_path) == solved.converted.model

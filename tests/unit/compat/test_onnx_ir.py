@@ -33,18 +33,18 @@ def values(*shape: int) -> np.ndarray:
 
 def lazy_model(reads: list[str]) -> object:
     """Build a product with a lazy weight, then a Softmax. `reads` collects the names of weights read."""
-    made = ir.from_proto(onnx.parser.parse_model(TEXT))
-    held = values(96, 96)
+    model = ir.from_proto(onnx.parser.parse_model(TEXT))
+    array = values(96, 96)
 
     def read() -> object:
         reads.append("w")
-        return ir.Tensor(held)
+        return ir.Tensor(array)
 
-    weight = next(node for node in made.graph if node.op_type == "MatMul").inputs[1]
+    weight = next(node for node in model.graph if node.op_type == "MatMul").inputs[1]
     weight.const_value = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape((96, 96)), name="w")
-    if "w" not in made.graph.initializers:
-        made.graph.register_initializer(weight)
-    return made
+    if "w" not in model.graph.initializers:
+        model.graph.register_initializer(weight)
+    return model
 
 
 def test_the_pass_and_convert_give_the_same_model() -> None:
@@ -70,10 +70,10 @@ def test_weights_are_neither_read_nor_changed_until_the_result_is_saved(tmp_path
 
 def test_metadata_and_unchanged_weights_are_the_source_models_objects() -> None:
     source = lazy_model([])
-    kept = MixedPrecision(keep=["op=MatMul"])(source)
-    assert not kept.modified
-    assert kept.model is not source
-    assert kept.model.graph.initializers["w"].const_value is source.graph.initializers["w"].const_value
+    result = MixedPrecision(keep=["op=MatMul"])(source)
+    assert not result.modified
+    assert result.model is not source
+    assert result.model.graph.initializers["w"].const_value is source.graph.initializers["w"].const_value
     source = ir.load(VIT)
     node = next(n for n in source.graph.all_nodes() if n.op_type == "MatMul")
     node.metadata_props["layer"] = "encoder.0"

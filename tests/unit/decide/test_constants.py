@@ -180,10 +180,10 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
     assert not {"raw", "scaled", "n"} & found.keys()
 
 
-@pytest.mark.parametrize(("first", "kept"), [(0, {"y": reasons.POSITION}), (-120, {})])
-def test_an_attention_whose_bias_is_large_at_the_best_key_stays_float32(first: float, kept: dict[str, str]) -> None:
+@pytest.mark.parametrize(("first", "expected"), [(0, {"y": reasons.POSITION}), (-120, {})])
+def test_an_attention_whose_bias_is_large_at_the_best_key_stays_float32(first: float, expected: dict[str, str]) -> None:
     bias = np.tile(np.linspace(first, first + 120, 16), (8, 1))
-    assert pinned(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == kept
+    assert pinned(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == expected
 
 
 def test_the_bounds_of_a_clip_saturate_without_a_mask() -> None:
@@ -293,7 +293,7 @@ def quantized_view(text: str, inputs: str, constants: str, result: str) -> View:
     return View.of(Model.load(onnx.parser.parse_model(f"{HEAD} {graph}")))
 
 
-def kept(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
+def stays_float32(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
     """Whether a value dequantized with a constant scale stays float32."""
     constants = f"{kind} z = {{{zero}}}, float s = {{{scale}}}"
     return bool(pinned(quantized_view("y = DequantizeLinear (x, s, z)", f"{kind}[N] x", constants, "float[N]"), to))
@@ -313,16 +313,16 @@ def kept(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
     ],
 )
 def test_a_quantizers_range_is_its_integer_type_times_its_scale(kind: str, within: float, beyond: float) -> None:
-    assert (kept(kind, within), kept(kind, beyond)) == (False, True)
+    assert (stays_float32(kind, within), stays_float32(kind, beyond)) == (False, True)
 
 
 @pytest.mark.parametrize(("kind", "within", "beyond"), [("uint8", 128, 255), ("int8", 0, -128)])
 def test_a_quantizers_range_is_counted_from_its_zero_point(kind: str, within: int, beyond: int) -> None:
-    assert (kept(kind, 300.0, zero=within), kept(kind, 300.0, zero=beyond)) == (False, True)
+    assert (stays_float32(kind, 300.0, zero=within), stays_float32(kind, 300.0, zero=beyond)) == (False, True)
 
 
 def test_bfloat16_holds_all_scales_and_the_int32_of_a_bias_is_ignored() -> None:
-    assert not kept("float8e5m2", 1e9, to=BF16)
+    assert not stays_float32("float8e5m2", 1e9, to=BF16)
     assert pinned(quantized_view("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
 
 

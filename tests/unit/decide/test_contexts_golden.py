@@ -135,6 +135,6 @@ def test_decisions_are_unchanged() -> None:
 
 
 if __name__ == "__main__":
-    made = rows()
-    FILE.write_text(json.dumps({"onnx": metadata.version("onnx"), "decisions": made}, indent=0) + "\n", "utf-8")
-    sys.stdout.write(f"{FILE}: {sum(map(len, made.values()))} decisions\n")
+    current = rows()
+    FILE.write_text(json.dumps({"onnx": metadata.version("onnx"), "decisions": current}, indent=0) + "\n", "utf-8")
+    sys.stdout.write(f"{FILE}: {sum(map(len, current.values()))} decisions\n")

@@ -241,7 +241,7 @@ COPYING = (
 
 def test_casts_without_effect_are_left_out_and_reported() -> None:
     result = convert(onnx.parser.parse_model(COPYING))
-    assert not any(given == made for given, made in (what.split(" → ") for what in casts_of(result.model)))
+    assert not any(source == target for source, target in (what.split(" → ") for what in casts_of(result.model)))
     assert folded(result) == [
         ("x", "float32", "float32"),
         ("i", "int64", "int64"),
@@ -277,12 +277,12 @@ ATTENTION = (
 @pytest.mark.parametrize("chain", ["p = Cast <to = 1> (s) q = Cast <to = 1> (p)", "{0} r = Cast <to = 1> (p) {1} (r)"])
 def test_casts_that_widen_and_narrow_again_are_removed(chain: str) -> None:
     """PyTorch writes two Casts around every attention's dropout: float32 to float32, then float16 and back."""
-    given = chain.format("p = Cast <to = 1> (s)", "q = Cast <to = 1>")
-    result = convert(onnx.parser.parse_model(ATTENTION.format(OUTPUTS="float[8,8] y", CASTS=given, MORE="")))
+    text = chain.format("p = Cast <to = 1> (s)", "q = Cast <to = 1>")
+    result = convert(onnx.parser.parse_model(ATTENTION.format(OUTPUTS="float[8,8] y", CASTS=text, MORE="")))
     assert casts_of(result.model) == {"float32 → float16": 2, "float16 → float32": 1}
     reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
     assert reads["y_float16"] == ["s", "w_float16"]
-    assert len(folded(result)) == given.count("Cast")
+    assert len(folded(result)) == text.count("Cast")
 
 
 def test_a_widening_cast_read_only_by_a_folded_cast_is_removed() -> None:
@@ -340,8 +340,8 @@ GROUP_NORM = (
 
 
 def normed(opset: int, stash: int | None = None) -> ModelProto:
-    stated = "" if stash is None else f", stash_type = {stash}"
-    model = onnx.parser.parse_model(GROUP_NORM.replace("OPSET", str(opset)).replace("STASH", stated))
+    attribute = "" if stash is None else f", stash_type = {stash}"
+    model = onnx.parser.parse_model(GROUP_NORM.replace("OPSET", str(opset)).replace("STASH", attribute))
     for node in model.graph.node:
         node.name = node.output[0]  # the stub answers by name
     return model

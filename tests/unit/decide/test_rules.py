@@ -254,8 +254,8 @@ def report_of(text: str, target: str = "", safety: str = "default") -> Report:
 
 def speaks(rule: Reason, report: Report) -> bool:
     """Whether a rule is in a report's rows or findings."""
-    said = {row.rule for row in report.rows} | {finding.kind for finding in report.findings}
-    return not said.isdisjoint((rule.reason, *rule.findings))
+    names = {row.rule for row in report.rows} | {finding.kind for finding in report.findings}
+    return not names.isdisjoint((rule.reason, *rule.findings))
 
 
 @named
@@ -274,8 +274,8 @@ def test_a_rule_mentions_its_model_and_not_the_near_miss(rule: Reason, case: str
 
 
 def test_every_example_model_belongs_to_a_rule() -> None:
-    held = {path.name for path in (Path(decide.__file__).parent / "needs/models").iterdir()}
-    assert held == {f"{case}.{end}.onnxtxt" for _, case in CASES for end in ("hit", "near")}
+    files = {path.name for path in (Path(decide.__file__).parent / "needs/models").iterdir()}
+    assert files == {f"{case}.{end}.onnxtxt" for _, case in CASES for end in ("hit", "near")}
 
 
 def test_every_reason_of_a_safety_rule_has_its_record() -> None:

@@ -67,7 +67,7 @@ def test_each_round_runs_every_model_often_enough_to_take_50_ms() -> None:
     calls = {"a": clock.taking(1, log), "b": clock.taking(2, log), "c": clock.taking(3, log)}
     seconds = interleaved(calls, rounds=4, runs=1, clock=clock)
     assert log == [1, 2, 3, 2, 3, 1, 3, 1, 2, 1, 2, 3]
-    assert [(name, taken.tolist()) for name, taken in seconds.items()] == [
+    assert [(name, times.tolist()) for name, times in seconds.items()] == [
         (n, [[i]] * 4) for i, n in enumerate("abc", 1)
     ]
     assert [runs_per_round(x) for x in ([0.001, 0.005], [1.0], [1e-6], [0.0])] == [10, 1, 50, 50]
@@ -75,14 +75,14 @@ def test_each_round_runs_every_model_often_enough_to_take_50_ms() -> None:
 
 def test_the_interval_of_a_speedup_covers_the_truth_in_about_95_of_100_cases() -> None:
     random = np.random.default_rng(5)
-    held = 0
+    covered = 0
     for case in range(200):
         a, b = (np.exp(random.normal(0, 0.1, (20, 1))) for _ in range(2))
         found = speed_up(2 * a, b, seed=case)
         assert found.low is not None and found.high is not None
-        held += found.low <= 2 <= found.high
+        covered += found.low <= 2 <= found.high
     # A percentile interval of 20 rounds covers slightly less than 95 %; 200 cases give ± 4 at two deviations.
-    assert 0.88 <= held / 200 <= 0.99
+    assert 0.88 <= covered / 200 <= 0.99
 
 
 # -- memory ------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ def test_models_side_by_side_get_an_entry_each_with_all_requested_fields() -> No
 
 
 def _small(**more: Any) -> Benchmark:
-    given = {"provider": CPU, "rounds": 2, "threads": 1}
-    return amp_rewrite.bench([parsed(FULL), parsed(HALF)], {"x": X}, **{**given, "memory": False, **more})
+    options = {"provider": CPU, "rounds": 2, "threads": 1}
+    return amp_rewrite.bench([parsed(FULL), parsed(HALF)], {"x": X}, **{**options, "memory": False, **more})
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_impossible_measurements_are_refused(more: dict[str, Any], message: str)
 
 def test_the_text_shows_latencies_and_warns_of_missing_numbers() -> None:
     log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
-    given = np.array([[1, -1, 0]], np.float32)
-    found = amp_rewrite.bench([parsed(log)], {"x": given}, provider=CPU, rounds=1, memory=False)
+    ids = np.array([[1, -1, 0]], np.float32)
+    found = amp_rewrite.bench([parsed(log)], {"x": ids}, provider=CPU, rounds=1, memory=False)
     assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 values; compare with `amp-rewrite verify`",)
     assert RESULT.text() == TEXT
     assert RESULT.baselines == ("a.onnx",)

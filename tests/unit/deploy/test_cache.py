@@ -71,10 +71,10 @@ def test_a_stored_model_is_found_again(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "not" / "yet")
     assert cache.load(A) is None
     cache.store(A, Model.load(product()), "a report, ä")
-    kept = cache.load(A)
-    assert kept is not None
-    assert kept.report == "a report, ä"
-    np.testing.assert_array_equal(kept.model.array(kept.model.proto.graph.initializer[0]), WEIGHT)
+    entry = cache.load(A)
+    assert entry is not None
+    assert entry.report == "a report, ä"
+    np.testing.assert_array_equal(entry.model.array(entry.model.proto.graph.initializer[0]), WEIGHT)
     assert cache.load(B) is None
     assert names(cache) == [A]
 
@@ -98,8 +98,8 @@ def test_a_damaged_entry_is_a_miss_and_can_be_rewritten(tmp_path: Path, file: st
     DAMAGE[damage](tmp_path / "v1" / A / file)
     assert cache.load(A) is None
     cache.store(A, Model.load(product()), "y")
-    kept = cache.load(A)
-    assert kept is not None and kept.report == "y"
+    entry = cache.load(A)
+    assert entry is not None and entry.report == "y"
 
 
 def test_many_threads_may_store_the_same_model(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_leftovers_of_a_killed_process_count_as_an_entry(tmp_path: Path) -> None
 # -- where ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stated", ["", "relative"])
-def test_the_users_cache_is_in_the_standard_place(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
+@pytest.mark.parametrize("value", ["", "relative"])
+def test_the_users_cache_is_in_the_standard_place(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     assert Cache.usual({"XDG_CACHE_HOME": "/big/disk"}) == Cache(Path("/big/disk/amp-rewrite"))
-    assert Cache.usual({"XDG_CACHE_HOME": stated}) == Cache(Path("/home/someone/.cache/amp-rewrite"))
+    assert Cache.usual({"XDG_CACHE_HOME": value}) == Cache(Path("/home/someone/.cache/amp-rewrite"))

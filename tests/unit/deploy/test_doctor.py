@@ -22,8 +22,8 @@ from amp_rewrite.runtime.kernels import load_kernels
 from support.corpus import exported
 from support.fake_driver import H200, P100
 
-TOLD = {"version": "1.31.1", "cuda": "13.0", "opens": True, "unloaded": None}
-CLOSED = {**TOLD, "opens": False, "unloaded": "libcublasLt.so.13: cannot open shared object file"}
+FACTS = {"version": "1.31.1", "cuda": "13.0", "opens": True, "unloaded": None}
+CLOSED = {**FACTS, "opens": False, "unloaded": "libcublasLt.so.13: cannot open shared object file"}
 
 
 def machine(*gpus: Gpu) -> Hardware:
@@ -37,18 +37,18 @@ def checked(
     hardware: Hardware | None = None,
     model: object = None,
     *,
-    told: Mapping[str, Any] = TOLD,
+    facts: Mapping[str, Any] = FACTS,
     packages: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Checkup:
     named = {"onnxruntime-gpu": "1.31.1"} if packages is None else packages
     here = tuple(Package(name, release) for name, release in named.items())
-    asked = {
+    queries = {
         "query_hardware": lambda: hardware or machine(H200),
-        "query_onnxruntime": lambda: told,
+        "query_onnxruntime": lambda: facts,
         "packages": lambda: here,
     }
-    with patch.multiple(checkup, **asked):
+    with patch.multiple(checkup, **queries):
         return doctor(model, **options)  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_a_machine_without_faults() -> None:
 
 def test_a_machine_with_every_fault() -> None:
     tool = install("onnxruntime-gpu[cuda,cudnn]==1.31.1")
-    assert checked(NONE, told=CLOSED).text() == (
+    assert checked(NONE, facts=CLOSED).text() == (
         "FINDING  GPU          no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded\n"
         "         on a CPU float16 is slower, not faster\n"
         "unknown  driver       CUDA version unknown\n"
@@ -88,7 +88,7 @@ def test_a_machine_with_every_fault() -> None:
 
 
 def test_a_missing_driver_is_not_a_finding_but_another_releases_table_is() -> None:
-    assert not about(checked(NONE, told={**CLOSED, "unloaded": "libcuda.so.1: cannot open"}), "libraries")
+    assert not about(checked(NONE, facts={**CLOSED, "unloaded": "libcuda.so.1: cannot open"}), "libraries")
     (check,) = about(checked(packages={"onnxruntime-gpu": "1.40.0"}), "kernels")
     assert check == Check(
         "kernels",
@@ -114,22 +114,22 @@ def test_each_gpu_lists_its_fast_types(gpu: Gpu, to: str, well: bool, fact: str)
     assert second.state == "ok" and found.well is well
 
 
-PLAIN = {**TOLD, "cuda": None, "opens": False}
+PLAIN = {**FACTS, "cuda": None, "opens": False}
 BOTH = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"}
 
 
 @pytest.mark.parametrize(
-    ("packages", "told", "fact"),
+    ("packages", "facts", "fact"),
     [
         ({}, {"failure": "x"}, "not installed"),
         ({}, PLAIN, "onnxruntime 1.31.1 is built without CUDA"),
         ({"onnxruntime": "1.31.1"}, PLAIN, "onnxruntime 1.31.1 is built without CUDA"),
-        (BOTH, TOLD, "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 overwrite each other's files, and one of them is"),
+        (BOTH, FACTS, "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 overwrite each other's files, and one of them is"),
         ({"onnxruntime-gpu": "1.31.1"}, {"failure": "it died"}, "onnxruntime-gpu 1.31.1: it died"),
     ],
 )
-def test_faults_of_onnxruntime_are_reported(packages: dict[str, str], told: dict[str, Any], fact: str) -> None:
-    (check,) = about(checked(told=told, packages=packages), "onnxruntime")
+def test_faults_of_onnxruntime_are_reported(packages: dict[str, str], facts: dict[str, Any], fact: str) -> None:
+    (check,) = about(checked(facts=facts, packages=packages), "onnxruntime")
     assert check.state == "finding" and check.fact.startswith(fact) and check.remedy
 
 
@@ -198,13 +198,13 @@ def test_an_op_without_a_kernel_is_a_finding(node: str, opset: int, fact: str | 
 @pytest.mark.parametrize(("node", "well"), [("Identity", True), ("Tan", False)])
 def test_without_a_gpu_the_findings_follow_from_the_model(node: str, well: bool) -> None:
     model = parsed(f"g (float[8, 8] x) => (float[8, 8] y) {{ a = MatMul (x, x) b = {node} (a)  y = MatMul (b, b) }}")
-    found = checked(NONE, model, told=CLOSED)
+    found = checked(NONE, model, facts=CLOSED)
     assert found.well is well
     assert {check.state for topic in ("GPU", "libraries", "provider") for check in about(found, topic)} == {"advice"}
     ended = "\nno obstacle in the model; its values were not checked; this machine has no GPU"
     assert found.text().endswith(ended) is well
-    assert not checked(NONE, told=CLOSED).well
-    assert not checked(machine(H200), model, told=CLOSED).well
+    assert not checked(NONE, facts=CLOSED).well
+    assert not checked(machine(H200), model, facts=CLOSED).well
 
 
 def test_operators_only_available_on_cuda_are_a_suggestion() -> None:
@@ -271,8 +271,8 @@ def test_low_ops_that_a_conversion_keeps_in_float32_are_a_finding(graph: str, ru
 
 def test_our_conversions_break_no_rule_and_are_checked_in_their_own_type() -> None:
     for to in ("float16", "bfloat16"):
-        made = convert(exported("tests/models/bert_ts13.onnx"), to=to, fuse="basic").result.to_proto()
-        found = checked(model=made)
+        proto = convert(exported("tests/models/bert_ts13.onnx"), to=to, fuse="basic").result.to_proto()
+        found = checked(model=proto)
         assert [check.state for check in about(found, "rules")] == ["ok"]
         assert about(found, "model")[0].fact == f"17 of 17 compute ops in {to}"
         assert to in about(found, "type")[0].fact

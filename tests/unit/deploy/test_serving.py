@@ -58,11 +58,11 @@ def _not_the_users_own(folder: Path) -> Any:
 
 def quietly(*arguments: Any, **options: Any) -> Session:
     """Open a session, with its warnings in its notes."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         session = Session(*arguments, **options)
-    assert [str(warning.message) for warning in said] == list(session.notes)
-    assert {warning.filename for warning in said} <= {__file__}
+    assert [str(warning.message) for warning in warned] == list(session.notes)
+    assert {warning.filename for warning in warned} <= {__file__}
     return session
 
 
@@ -198,30 +198,30 @@ def test_the_policy_of_the_process_applies_to_its_sessions(machine: pytest.Monke
 
 def count(machine: pytest.MonkeyPatch) -> list[str]:
     """Count conversions from now on."""
-    made: list[str] = []
+    conversions: list[str] = []
     convert = amp_rewrite.convert
 
     @wraps(convert)
     def counted(model: Any, **options: Any) -> Any:
-        made.append(options["to"].spelling)
+        conversions.append(options["to"].spelling)
         return convert(model, **options)
 
     machine.setattr(home, "convert", counted)
-    return made
+    return conversions
 
 
 def test_a_model_is_converted_once(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = count(machine)
+    conversions = count(machine)
     options = {"policy": "mixed_float16", "ignore_performance": True, "cache": tmp_path / "own"}
     first, second = quietly(CNN, **options), quietly(CNN.read_bytes(), **options)
-    assert len(made) == 1
+    assert len(conversions) == 1
     assert (second.converted, second.notes) == (True, ())
     assert (first.report, second.report) == (first.report,) * 2
     np.testing.assert_array_equal(*(s.run({"image": IMAGES})["probability"] for s in (first, second)))
 
 
 def test_a_change_of_any_input_converts_again(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = count(machine)
+    conversions = count(machine)
     (tmp_path / "l.yaml").write_text("deny: [{op: Relu, because: a}]")
     base = {"policy": "mixed_float16", "ignore_performance": True}
     differing: list[dict[str, Any]] = [
@@ -241,7 +241,7 @@ def test_a_change_of_any_input_converts_again(machine: pytest.MonkeyPatch, tmp_p
         quietly(mlp(), **{**base, **options})
     (tmp_path / "l.yaml").write_text("deny: [{op: Relu, because: a}, {op: Tanh, because: b}]")
     quietly(mlp(), **base, lists=tmp_path / "l.yaml")
-    assert len(made) == len(differing) + 1
+    assert len(conversions) == len(differing) + 1
 
 
 def test_a_conversion_does_without_an_unwritable_cache(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"threads": -1}, "threads is -1; give at most 1024 for one op, or 0 for one per core"),
         ({"threads": 1025}, "threads is 1025; give at most 1024 for one op, or 0 for one per core"),
@@ -282,9 +282,9 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
         ({"cache": 3}, "cache=3 must be a Cache, a string, a path, True, False or None, not int"),
     ],
 )
-def test_a_senseless_argument_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_senseless_argument_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PolicyError) as error:
-        Session(mlp(), **given)
+        Session(mlp(), **options)
     assert str(error.value) == message
 
 
@@ -423,9 +423,9 @@ def test_other_providers_open_a_model_that_tensorrt_cannot(
         return str(opening.providers[0])
 
     monkeypatch.setattr(Runner, "open", first)
-    asked = Model.load(mlp()), SessionOptions(providers=tuple(providers))
+    arguments = Model.load(mlp()), SessionOptions(providers=tuple(providers))
     if opened is None:
         with pytest.raises(ModelError, match=f"no {failing}"):
-            home._open(*asked)
+            home._open(*arguments)
     else:
-        assert home._open(*asked) == opened
+        assert home._open(*arguments) == opened

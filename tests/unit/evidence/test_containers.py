@@ -125,8 +125,8 @@ def calling(body: str, depth: int = 1) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"{HEAD} g (float[4] x) => (float[4] y) {{ y = l.f0 (x) }}\n{text}")
 
 
-def plain(body: str, stated: str = "") -> onnx.ModelProto:
-    return onnx.parser.parse_model(f"{HEAD} g (float[4] x) => (float[4] y) {stated} {{ {body} }}")
+def plain(body: str, declarations: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"{HEAD} g (float[4] x) => (float[4] y) {declarations} {{ {body} }}")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -242,7 +242,7 @@ def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize(
-    ("given", "taken", "stated"),
+    ("given", "expected", "element"),
     [
         (np.float64, np.float32, "float"),
         (np.float16, np.float32, "float"),
@@ -256,12 +256,12 @@ def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: st
         (np.uint8, np.int32, "int32"),
     ],
 )
-def test_safe_casts_are_applied_and_noted(given: Any, taken: Any, stated: str) -> None:
+def test_safe_casts_are_applied_and_noted(given: Any, expected: Any, element: str) -> None:
     value = np.array([1, 2]).astype(given)
-    feed = Feed.of({"x": value}, parsed(f"{stated}[2] x"))
-    same(feed, {"x": value.astype(taken)})
-    spelled = {"float": "float32", "double": "float64"}.get(stated, stated)
-    assert feed.notes == (f"x: {np.dtype(given)} cast to {spelled}",)
+    feed = Feed.of({"x": value}, parsed(f"{element}[2] x"))
+    same(feed, {"x": value.astype(expected)})
+    dtype = {"float": "float32", "double": "float64"}.get(element, element)
+    assert feed.notes == (f"x: {np.dtype(given)} cast to {dtype}",)
 
 
 def test_bfloat16_strings_and_sequences_are_fed_unchanged_even_from_files(tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ def test_bfloat16_strings_and_sequences_are_fed_unchanged_even_from_files(tmp_pa
     assert refusal({"t": I}, model) == (
         "input 't' of batch 0 is int64, but the input takes strings; give an array of str"
     )
-    given = [X[0], X[1, :2]]
-    (batch,) = Feed.of({"s": given}, parsed("seq(float[N]) s"))
-    assert batch["s"] is given
+    data = [X[0], X[1, :2]]
+    (batch,) = Feed.of({"s": data}, parsed("seq(float[N]) s"))
+    assert batch["s"] is data
 
 
 def test_random_numbers_have_the_documented_distribution() -> None:
@@ -439,8 +439,8 @@ def test_a_path_without_data_is_refused(tmp_path: Path, make: Callable[[Path], o
 
 def model(ports: str, body: str, constants: str = "") -> Model:
     """Return a model; "__" in a name stands for a dot."""
-    held = f"<{constants}>" if constants else ""
-    text = f'<ir_version: 8, opset_import: ["": 17]> g {ports} {held} {{ {body} }}'
+    initializers = f"<{constants}>" if constants else ""
+    text = f'<ir_version: 8, opset_import: ["": 17]> g {ports} {initializers} {{ {body} }}'
     proto = onnx.parser.parse_model(text)
     for formal in (*proto.graph.input, *proto.graph.output):
         formal.name = formal.name.replace("__", ".")
@@ -473,7 +473,7 @@ STATES = [{"x": ROW, "h": np.float32([10, 20])}, {"x": ROW, "h": np.float32([99,
 
 
 @pytest.mark.parametrize(
-    ("batches", "options", "expected", "said"),
+    ("batches", "options", "expected", "message"),
     [
         (CHUNKS, {}, [[1, 2], [3, 6], [6, 12], [10, 20]], "one sequence"),
         (CHUNKS[:2], {"steps": 3}, [[1, 2], [2, 4], [3, 6], [2, 4], [4, 8], [6, 12]], "3 steps each"),
@@ -483,11 +483,11 @@ STATES = [{"x": ROW, "h": np.float32([10, 20])}, {"x": ROW, "h": np.float32([99,
     ],
 )
 def test_batches_are_steps_of_one_sequence_or_each_start_a_new_one(
-    batches: Any, options: dict[str, int], expected: list[list[float]], said: str
+    batches: Any, options: dict[str, int], expected: list[list[float]], message: str
 ) -> None:
     feed = Feed.of(batches, SUM, feedback="hn=h", **options)
     assert outputs(feed) == outputs(feed) == expected
-    assert (len(feed), feed.origin) == (len(expected), f"the batches given, {said}, hn fed back to h")
+    assert (len(feed), feed.origin) == (len(expected), f"the batches given, {message}, hn fed back to h")
 
 
 def test_a_star_pairs_similar_names_and_a_cache_grows_with_each_step() -> None:
@@ -525,9 +525,9 @@ def test_a_star_pairs_similar_names_and_a_cache_grows_with_each_step() -> None:
     ],
 )
 def test_impossible_feedback_is_refused_with_the_possible_pairs(words: Any, steps: int | None, why: str) -> None:
-    with pytest.raises(FeedError) as refused:
+    with pytest.raises(FeedError) as error:
         Feed.of({"x": ROW}, SUM, feedback=words, steps=steps)
-    assert str(refused.value) == why
+    assert str(error.value) == why
 
 
 @pytest.mark.parametrize(
@@ -539,9 +539,9 @@ def test_impossible_feedback_is_refused_with_the_possible_pairs(words: Any, step
 )
 def test_feedback_of_another_type_or_shape_is_refused(out: str, fact: str) -> None:
     other = model(f"(float[2] x, float[2] h) => (float[2] hn, {out})", "hn = Add (h, x) y = Neg (hn)")
-    with pytest.raises(FeedError) as refused:
+    with pytest.raises(FeedError) as error:
         Feed.of(CHUNKS, other, feedback="y=h")
-    assert str(refused.value) == f"feedback='y=h': output 'y' is {fact}; outputs that fit 'h': 'hn'"
+    assert str(error.value) == f"feedback='y=h': output 'y' is {fact}; outputs that fit 'h': 'hn'"
 
 
 def test_each_model_has_its_own_states_and_one_of_unknown_shape_must_be_given() -> None:

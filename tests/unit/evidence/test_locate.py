@@ -30,8 +30,10 @@ SUMMED = 80 * 2.0**-24
 
 
 def parsed(body: str, signature: str, constants: str = "", opset: int = 20) -> onnx.ModelProto:
-    held = f"<{constants}>" if constants else ""
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {signature} {held} {{ {body} }}')
+    initializers = f"<{constants}>" if constants else ""
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g {signature} {initializers} {{ {body} }}'
+    )
 
 
 def mlp() -> onnx.ModelProto:
@@ -230,9 +232,9 @@ def test_ops_are_matched_by_structure_where_names_differ_and_by_shapes() -> None
     ],
 )
 def test_models_that_cannot_be_compared_inside_are_refused(b: onnx.ModelProto, message: str) -> None:
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(ModelError) as error:
         locate(SCALED, b, OVERFLOWING)
-    assert str(refused.value) == message
+    assert str(error.value) == message
 
 
 INF, NAN = math.inf, math.nan

@@ -79,9 +79,9 @@ def test_a_saved_file_loads_and_is_replaced_only_on_request(tmp_path: Path) -> N
     path = tmp_path / "r.json"
     RANGES.save(path)
     assert Ranges.load(path) == RANGES
-    with pytest.raises(EvidenceError) as refused:
+    with pytest.raises(EvidenceError) as error:
         RANGES.save(path)
-    assert str(refused.value) == f"{path} exists; name another output, or replace it with overwrite=True"
+    assert str(error.value) == f"{path} exists; name another output, or replace it with overwrite=True"
     os.link(path, tmp_path / "old.json")
     replace(RANGES, batches=3).save(path, overwrite=True)
     assert (Ranges.load(path).batches, Ranges.load(tmp_path / "old.json").batches) == (3, 2)  # replaced, not rewritten
@@ -97,9 +97,9 @@ def test_a_saved_file_loads_and_is_replaced_only_on_request(tmp_path: Path) -> N
 )
 def test_unwritable_paths_are_refused(tmp_path: Path, place: str, fact: str) -> None:
     path = tmp_path / place
-    with pytest.raises(EvidenceError) as refused:
+    with pytest.raises(EvidenceError) as error:
         RANGES.save(path)
-    assert str(refused.value) == fact.format(path, parent=path.parent)
+    assert str(error.value) == fact.format(path, parent=path.parent)
 
 
 Edit = Callable[[dict[str, Any]], object]
@@ -135,9 +135,9 @@ def test_a_file_that_was_tampered_with_is_refused_by_name(edit: Edit | str, fact
     if callable(edit):
         edit(content := json.loads(TEXT))
         text = json.dumps(content)
-    with pytest.raises(EvidenceError) as refused:
+    with pytest.raises(EvidenceError) as error:
         Ranges.from_json(text, "r.json")
-    assert str(refused.value) == f"r.json: {fact}"
+    assert str(error.value) == f"r.json: {fact}"
 
 
 def test_missing_and_oversized_files_are_refused(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_missing_and_oversized_files_are_refused(tmp_path: Path) -> None:
         file.truncate(MAX_BYTES + 1)
     facts = []
     for path in (tmp_path / "none.json", tmp_path, large):
-        with pytest.raises(EvidenceError) as refused:
+        with pytest.raises(EvidenceError) as error:
             Ranges.load(path)
-        facts.append(str(refused.value).replace(str(tmp_path), "T"))
+        facts.append(str(error.value).replace(str(tmp_path), "T"))
     assert facts == [
         "cannot read T/none.json: No such file or directory; name a file that calibrate wrote",
         "cannot read T: it is not a regular file; name a file that calibrate wrote",
@@ -182,9 +182,9 @@ def test_ranges_belong_to_one_model() -> None:
     others = [net(NET.replace("Mul", "Add")), net(NET.replace("{1, 2}", "{1, 3}"))]
     facts = []
     for other in others:
-        with pytest.raises(EvidenceError) as refused:
+        with pytest.raises(EvidenceError) as error:
             ranges.check(other)
-        facts.append(str(refused.value))
+        facts.append(str(error.value))
     assert facts == [
         f"the ranges belong to another model, net.onnx: graph {found.graph[:12]} and "
         f"{fingerprint(others[0]).graph[:12]} differ; calibrate again on this one",
@@ -210,10 +210,10 @@ def dumped(view: View, batch: dict[str, NDArray[np.float32]], to: DType) -> dict
     """Compute the ranges of all floating tensors of the main graph directly from their values."""
     proto = onnx.ModelProto()
     proto.CopyFrom(view.model.proto)
-    given = {out.name for out in proto.graph.output}
+    outputs = {out.name for out in proto.graph.output}
     wanted = {v.name: t.dtype for v, t in zip(view.values, view.types, strict=True) if not v.scope and _float(t)}
     for name, dtype in wanted.items():
-        if name not in given:
+        if name not in outputs:
             proto.graph.output.append(onnx.helper.make_tensor_value_info(name, dtype.code, None))
     found = Runner.open(replace(view.model, proto=proto), SessionOptions(optimized=False)).run(batch, list(wanted))
     return {n: Range().merge(Fit.of([np.asarray(array).reshape(-1)], to)) for n, array in found.items()}
@@ -265,10 +265,10 @@ def test_a_conversion_looks_inside_the_standards_functions() -> None:
         assert not [f for f in found.report.findings if f.kind == "unseen"], lists
         view = found.view
         measured = {view.value_name(v.id): ranges.of(view, v.id) for v in view.values}
-        held = dumped(view, batch, DType.FLOAT16)
+        kept_rules = dumped(view, batch, DType.FLOAT16)
         constants = {v.name for v in view.values if view.constant(v.id) is not None}
-        inside = [name for name in held if "/" in name and name not in constants]
-        assert {name: measured[name] for name in inside} == {name: held[name] for name in inside}
+        inside = [name for name in kept_rules if "/" in name and name not in constants]
+        assert {name: measured[name] for name in inside} == {name: kept_rules[name] for name in inside}
         assert bool(inside) == ("Mish" not in lists.get("deny", []))
 
 
@@ -327,16 +327,16 @@ def seen(model: ModelProto, to: str = "float16", **found: Range | float | None) 
     for value in view.values:
         dtype = view.dtype(value.id)
         if dtype is not None and dtype.floating:
-            told = found.get(value.name, 1.0)
-            if told is not None:
-                values[key(view, value.id)] = told if isinstance(told, Range) else usual(told)
+            size = found.get(value.name, 1.0)
+            if size is not None:
+                values[key(view, value.id)] = size if isinstance(size, Range) else usual(size)
             else:
                 untapped[key(view, value.id)] = "it was not measured"
     of = fingerprint(view.model)
     return Ranges(to, values, 3, "data.npz", False, "net.onnx", of.graph, of.weights, untapped)
 
 
-def held(model: ModelProto, ranges: Ranges, **options: object) -> dict[str, str]:
+def kept_rules(model: ModelProto, ranges: Ranges, **options: object) -> dict[str, str]:
     """Return the rule of each op that stays float32."""
     report = converted(model, ranges, **options).report
     return {row.name: row.rule or "" for row in report.rows if row.dtype == "float32"}
@@ -419,7 +419,7 @@ HELD: dict[str, tuple[ModelProto, dict[str, Range | float | None], dict[str, obj
 @pytest.mark.parametrize("case", HELD)
 def test_ranges_hold_these_ops_in_float32_by_these_rules(case: str) -> None:
     model, ranges, options, expected = HELD[case]
-    assert held(model, seen(model, **ranges), **options) == expected
+    assert kept_rules(model, seen(model, **ranges), **options) == expected
 
 
 @pytest.mark.parametrize(
@@ -443,8 +443,8 @@ def test_ops_held_by_ranges_are_a_finding(
 
 
 def test_bfloat16_represents_values_that_float16_cannot() -> None:
-    assert held(chain(), seen(chain(), to="bfloat16", a=1e6), to="bfloat16") == {}
-    assert held(mean(4096), seen(mean(4096), "bfloat16", m=8.1), to="bfloat16") == {}
+    assert kept_rules(chain(), seen(chain(), to="bfloat16", a=1e6), to="bfloat16") == {}
+    assert kept_rules(mean(4096), seen(mean(4096), "bfloat16", m=8.1), to="bfloat16") == {}
     assert findings(chain(), seen(chain(), to="bfloat16", a=2e38), to="bfloat16") == [
         ("overflow", "a", "reaches 2e+38; with headroom 2, beyond 3.38953e+38")
     ]
@@ -458,7 +458,7 @@ def test_a_cluster_is_pinned_whole_even_without_safety_rules() -> None:
     constants = {**WEIGHT, "eps": np.float32(1e-3), "g": np.ones(8, np.float32)}
     model = build(graph, ["y"], constants=constants, opset=13)
     for safety in ("default", "none"):
-        found = held(model, seen(model, q=1e6), safety=safety, level="lower-all")
+        found = kept_rules(model, seen(model, q=1e6), safety=safety, level="lower-all")
         assert {"m", "d", "q", "v", "e", "r", "n"} <= found.keys()
         assert "y" not in found
 
@@ -481,8 +481,8 @@ def test_ranges_are_read_from_a_file_and_checked_against_the_type(tmp_path: Path
     assert str(error.value) == "the ranges are for bfloat16, not for float16; calibrate with to='float16'"
 
 
-@pytest.mark.parametrize(("headroom", "said"), [(1.0, "1"), (0.0, "0"), (math.nan, "nan"), (math.inf, "inf")])
-def test_a_headroom_below_1_is_refused(headroom: float, said: str) -> None:
+@pytest.mark.parametrize(("headroom", "message"), [(1.0, "1"), (0.0, "0"), (math.nan, "nan"), (math.inf, "inf")])
+def test_a_headroom_below_1_is_refused(headroom: float, message: str) -> None:
     with pytest.raises(PolicyError) as error:
         converted(chain(), seen(chain()), headroom=headroom)
-    assert str(error.value) == f"a headroom of {said} leaves nothing to spare; use a number above 1, such as 2"
+    assert str(error.value) == f"a headroom of {message} leaves nothing to spare; use a number above 1, such as 2"

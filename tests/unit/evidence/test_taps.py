@@ -38,12 +38,12 @@ def view_of(text: str, opset: int = 20) -> View:
 
 def measured(view: View, *batches: dict[str, Any], to: DType = DType.FLOAT16) -> dict[str, Range]:
     """Return the ranges of all taps over batches by key."""
-    made = tapped(view, Taps.of(view).taps, to)
-    runner = Runner.open(made.model, SessionOptions(outputs_only=(made.rows,), optimized=False))
-    rows = neutral(len(made.values))
+    proto = tapped(view, Taps.of(view).taps, to)
+    runner = Runner.open(proto.model, SessionOptions(outputs_only=(proto.rows,), optimized=False))
+    rows = neutral(len(proto.values))
     for batch in batches:
-        rows = merged(rows, np.asarray(runner.run(batch)[made.rows]))
-    return {key(view, v): found for v, found in zip(made.values, ranges(rows), strict=True)}
+        rows = merged(rows, np.asarray(runner.run(batch)[proto.rows]))
+    return {key(view, v): found for v, found in zip(proto.values, ranges(rows), strict=True)}
 
 
 def seen(*arrays: NDArray[Any], to: DType = DType.FLOAT16) -> Range:
@@ -98,9 +98,9 @@ def test_counts_beyond_float32_are_exact_and_low_types_are_measured_directly() -
 
 def test_older_opsets_are_refused_with_a_remedy() -> None:
     view = view_of("g (float[n] x) => (float[n] y) { y = Exp (x) }", 8)
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(ModelError) as error:
         tapped(view, Taps.of(view).taps, DType.FLOAT16)
-    assert str(refused.value) == (
+    assert str(error.value) == (
         "the model imports ai.onnx opset 8, but ranges are measured only from opset 9 on; convert it with"
         " onnx.version_converter"
     )
@@ -208,10 +208,10 @@ def test_taps_change_no_output(name: str) -> None:
     view = View.of(emulate(text_model(name), rounding=False, io="float32"))
     batch = Feed.of(feeds(text_model(name)), view.model)
     plain = Runner.open(view.model, SessionOptions(optimized=False)).run(next(iter(batch)))
-    made = tapped(view, Taps.of(view).taps, DType.FLOAT16)
-    found = Runner.open(made.model, SessionOptions(optimized=False)).run(next(iter(batch)))
-    rows = np.asarray(found.pop(made.rows))
-    assert rows.shape == (WIDTH * len(made.values),)
+    proto = tapped(view, Taps.of(view).taps, DType.FLOAT16)
+    found = Runner.open(proto.model, SessionOptions(optimized=False)).run(next(iter(batch)))
+    rows = np.asarray(found.pop(proto.rows))
+    assert rows.shape == (WIDTH * len(proto.values),)
     assert list(found) == list(plain)
     for output, given in plain.items():
         np.testing.assert_equal(found[output], given)

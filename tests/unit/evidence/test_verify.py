@@ -26,8 +26,8 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def model(body: str, *, x: str = "float[2,3] x", y: str = "float[2,3] y", constants: str = "") -> Model:
-    held = f"<{constants}>" if constants else ""
-    text = f'<ir_version: 10, opset_import: ["": 20]> g ({x}) => ({y}) {held} {{ {body} }}'
+    initializers = f"<{constants}>" if constants else ""
+    text = f'<ir_version: 10, opset_import: ["": 20]> g ({x}) => ({y}) {initializers} {{ {body} }}'
     return Model.load(onnx.parser.parse_model(text))
 
 
@@ -54,9 +54,9 @@ OVERFLOWING = {"x": np.float32([[1, 300, 1000], [1, 1, 1]])}
 )
 def test_unseeded_random_ops_are_reported(body: str, drawn: str) -> None:
     random = model(body, constants="bool t = {1}" if "t)" in body else "")
-    told = list(verify(random, random, {"x": np.ones((2, 3), np.float32)}, rtol=1e9).notes)
+    found = list(verify(random, random, {"x": np.ones((2, 3), np.float32)}, rtol=1e9).notes)
     half = f"the {{}} draws different random numbers in each run; set the attribute seed of {drawn}"
-    assert told == ([half.format("reference"), half.format("candidate")] if drawn else [])
+    assert found == ([half.format("reference"), half.format("candidate")] if drawn else [])
 
 
 def test_a_model_agrees_with_itself_and_mismatches_show_the_worst_of_each_output() -> None:
@@ -166,9 +166,9 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
     opens = Runner.open
     monkeypatch.setattr(opening, "cuda_opens", lambda: True)  # and yet it does not
     monkeypatch.setattr(opening.Runner, "open", lambda model, _options: opens(model))
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(ModelError) as error:
         verify(RELU, RELU, X, rtol=1.0)
-    assert str(refused.value) == (
+    assert str(error.value) == (
         f"the reference: {CUDA} cannot be used here; use provider={CPU!r}, or install its libraries"
     )
 
@@ -325,9 +325,9 @@ def test_squares_neither_overflow_nor_vanish(name: str, size: float) -> None:
 
 @pytest.mark.parametrize("shape", [(), (3, 1), (1,)])
 def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(PolicyError) as refused:
+    with pytest.raises(PolicyError) as error:
         compare(np.zeros(shape), np.zeros(shape), criterion(metric="top1=1"))
-    assert str(refused.value) == (
+    assert str(error.value) == (
         f"top1 needs two classes or more along the last axis, but the shape is {list(shape)}; choose another metric,"
         " or the outputs that hold classes"
     )
@@ -340,7 +340,7 @@ NONE = (
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({}, NONE),
         ({"rtol": -1.0}, "rtol=-1.0: use a finite number, 0 or more"),
@@ -355,7 +355,7 @@ NONE = (
         ({"metric": "scaled=-1"}, "metric='scaled=-1' needs a finite bound from 0 to inf, as in"),
     ],
 )
-def test_a_criterion_without_a_bound_is_refused(given: dict[str, float], message: str) -> None:
-    with pytest.raises(PolicyError) as refused:
-        criterion(**given)  # type: ignore[arg-type]
-    assert str(refused.value).startswith(message)
+def test_a_criterion_without_a_bound_is_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        criterion(**options)  # type: ignore[arg-type]
+    assert str(error.value).startswith(message)

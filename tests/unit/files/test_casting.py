@@ -97,7 +97,7 @@ def test_one_block_with_an_overflow_saturates_and_the_others_are_as_before() -> 
     values[0, BLOCK + 7] = 1e6
     values[0, BLOCK + 8] = -np.inf
     found = cast(values, DType.FLOAT16)
-    wanted = np.clip(values, -65504, 65504).astype(np.float16)
-    wanted[0, BLOCK + 8] = -np.inf
+    expected = np.clip(values, -65504, 65504).astype(np.float16)
+    expected[0, BLOCK + 8] = -np.inf
     assert found.shape == values.shape
-    np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))
+    np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))

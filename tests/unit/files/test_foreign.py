@@ -35,9 +35,9 @@ def refusal(path: Path) -> str:
 )
 def test_another_format_is_recognized_by_its_content(tmp_path: Path, content: bytes, words: str, remedy: str) -> None:
     (tmp_path / "any.bin").write_bytes(content)
-    said = refusal(tmp_path / "any.bin")
-    assert said.startswith(f"{tmp_path / 'any.bin'} {words}") and ", not an ONNX model; " in said
-    assert remedy in said
+    message = refusal(tmp_path / "any.bin")
+    assert message.startswith(f"{tmp_path / 'any.bin'} {words}") and ", not an ONNX model; " in message
+    assert remedy in message
 
 
 def test_the_way_to_onnx_quotes_names(tmp_path: Path) -> None:

@@ -27,17 +27,17 @@ Edit = Callable[[ModelProto], object]
 
 def model(edit: Edit, words: str = PLAIN, *, opset: int = 17, ir: int = 8, function: str = "") -> ModelProto:
     local = ', "l": 1' if function else ""
-    made = onnx.parser.parse_model(
+    out = onnx.parser.parse_model(
         f'<ir_version: {ir}, opset_import: ["": {opset}{local}]>'
         f" g (float[4,16] x) => (float[4,16] y) {{ {words} }} {function}"
     )
-    made.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "w"))
-    edit(made)
-    return made
+    out.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "w"))
+    edit(out)
+    return out
 
 
-def spelled(made: ModelProto) -> None:
-    for node in made.graph.node:
+def spelled(proto: ModelProto) -> None:
+    for node in proto.graph.node:
         node.domain = "ai.onnx"
 
 
@@ -49,28 +49,28 @@ def tensor(name: str, values: object) -> TensorProto:
     return onnx.numpy_helper.from_array(np.asarray(values, np.float32), name)
 
 
-def hold(made: ModelProto, name: str, values: object = WEIGHT) -> None:
-    made.graph.initializer.append(tensor(name, values))
+def hold(proto: ModelProto, name: str, values: object = WEIGHT) -> None:
+    proto.graph.initializer.append(tensor(name, values))
 
 
-def declare(made: ModelProto, name: str, *dims: int) -> None:
-    made.graph.value_info.append(helper.make_tensor_value_info(name, 1, dims))
+def declare(proto: ModelProto, name: str, *dims: int) -> None:
+    proto.graph.value_info.append(helper.make_tensor_value_info(name, 1, dims))
 
 
 def state(value: ValueInfoProto, *dims: int) -> None:
     value.CopyFrom(helper.make_tensor_value_info(value.name, 1, dims))
 
 
-def old(made: ModelProto, *, listed: bool = False) -> None:
-    made.ir_version = 3
+def old(proto: ModelProto, *, listed: bool = False) -> None:
+    proto.ir_version = 3
     if listed:
-        hold(made, "v")
-        made.graph.input.append(helper.make_tensor_value_info("v", 1, [16, 16]))
-        made.graph.node[-1].input[1] = "v"
+        hold(proto, "v")
+        proto.graph.input.append(helper.make_tensor_value_info("v", 1, [16, 16]))
+        proto.graph.node[-1].input[1] = "v"
 
 
-def branch(made: ModelProto) -> GraphProto:
-    return made.graph.node[-1].attribute[0].g
+def branch(proto: ModelProto) -> GraphProto:
+    return proto.graph.node[-1].attribute[0].g
 
 
 def foreign(node: NodeProto, op_type: str, domain: str, **attributes: object) -> None:
@@ -78,19 +78,19 @@ def foreign(node: NodeProto, op_type: str, domain: str, **attributes: object) ->
     node.CopyFrom(helper.make_node(op_type, node.input[:1], node.output, domain=domain, **attributes))
 
 
-def by_bytes(made: ModelProto, before: bytes, after: bytes) -> None:
-    serialized = made.SerializeToString()
+def by_bytes(proto: ModelProto, before: bytes, after: bytes) -> None:
+    serialized = proto.SerializeToString()
     assert serialized.count(before) == 1
-    made.ParseFromString(serialized.replace(before, after))
+    proto.ParseFromString(serialized.replace(before, after))
 
 
-def renamed(made: ModelProto, name: str) -> None:
-    made.graph.node[0].output[0] = made.graph.node[1].input[0] = name
+def renamed(proto: ModelProto, name: str) -> None:
+    proto.graph.node[0].output[0] = proto.graph.node[1].input[0] = name
 
 
-def uncalled(made: ModelProto) -> None:
-    made.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "w"], ["h"]))
-    made.functions[0].node[0].op_type = "Nonsense"
+def uncalled(proto: ModelProto) -> None:
+    proto.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "w"], ["h"]))
+    proto.functions[0].node[0].op_type = "Nonsense"
 
 
 NOT_IMPORTED = "which is not imported; opset 1 is added"
@@ -202,8 +202,8 @@ REFUSED: Sequence[tuple[str, ModelProto]] = (
 )
 
 
-def run(made: ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+def run(proto: ModelProto) -> np.ndarray:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(["y"], {"x": X})[0]
 
 
@@ -295,8 +295,8 @@ RETURNED = (
 )
 
 
-def inner(made: ModelProto) -> GraphProto:
-    return made.graph.node[2].attribute[0].g.node[0].attribute[0].g
+def inner(proto: ModelProto) -> GraphProto:
+    return proto.graph.node[2].attribute[0].g.node[0].attribute[0].g
 
 
 @pytest.mark.parametrize(

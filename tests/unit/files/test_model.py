@@ -289,15 +289,15 @@ def test_a_scaled_stub_reads_as_its_values_times_a_power_of_two(tmp_path: Path, 
     wide = baked(model.proto.graph.initializer[0], DType.FLOAT, model=model)
     scaled_twice = scaled(scaled(wide, 1, name="a", model=model), 2, name="b", model=model)
     low = baked(scaled_twice, to, model=model)
-    wanted = cast(values.astype(np.float32) / 8, to)
+    expected = cast(values.astype(np.float32) / 8, to)
     assert is_stub(low) and low.name == "b"
-    assert np.array_equal(model.array(low), wanted)
+    assert np.array_equal(model.array(low), expected)
     with Sources() as sources:
-        assert b"".join(map(bytes, payload(low, sources))) == wanted.tobytes()
+        assert b"".join(map(bytes, payload(low, sources))) == expected.tobytes()
     assert model.fit(scaled_twice, DType.FLOAT16).absmax == np.abs(values.astype(np.float32)).max() / 8
     model.proto.graph.initializer[0].CopyFrom(low)
     model.proto.graph.initializer[0].name = "w"
     for apart in (False, True):
         model.save(tmp_path / "saved.onnx", external_data=apart, overwrite=True)
         saved = Model.load(tmp_path / "saved.onnx")
-        assert np.array_equal(saved.array(saved.proto.graph.initializer[0]), wanted)
+        assert np.array_equal(saved.array(saved.proto.graph.initializer[0]), expected)

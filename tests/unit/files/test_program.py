@@ -126,8 +126,8 @@ def test_a_lazy_tensor_of_another_size_or_that_fails_is_refused():
 
 def test_a_shared_tensor_is_written_once_and_the_program_keeps_its_names(tmp_path):
     shared = ir.Tensor(values(65, 64), name="first")
-    given = program(shared, shared)
-    found = Model.load(given)
+    source = program(shared, shared)
+    found = Model.load(source)
     found.save(tmp_path / "m.onnx", external_data=True)
     (data,) = tmp_path.glob("*.data")
     assert data.stat().st_size == 65 * 64 * 4
@@ -154,13 +154,13 @@ def test_external_tensors_of_several_folders_are_read_from_their_files(tmp_path)
 
 
 def test_models_that_onnx_ir_cannot_write_are_refused_in_one_line():
-    given = program(ir.Tensor(values(65, 64)))
+    source = program(ir.Tensor(values(65, 64)))
     sparse = ir.Attr("value", ir.AttributeType.SPARSE_TENSOR, object())
-    next(iter(given.graph)).attributes["value"] = sparse
+    next(iter(source.graph)).attributes["value"] = sparse
     with pytest.raises(
         ModelError, match=r"^onnx_ir cannot convert the program to a ModelProto: [^\n]*Sparse tensors [^\n]*again$"
     ):
-        Model.load(given)
+        Model.load(source)
 
 
 def test_the_data_of_a_program_is_never_replaced(tmp_path):

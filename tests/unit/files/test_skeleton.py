@@ -26,10 +26,10 @@ def test_heavy_tensors_are_removed_from_everywhere(tmp_path):
 
 @pytest.mark.parametrize(("opset", "ir"), [(7, 3), (9, 4), (10, 5), (11, 6), (13, 7), (21, 10)])
 def test_bodies_of_every_opset_pass_the_checker(opset, ir):
-    given, body = (", float[200,200] w", "w") if ir < 4 else ("", "body")  # there, initializers are inputs
+    inputs, body = (", float[200,200] w", "w") if ir < 4 else ("", "body")  # there, initializers are inputs
     proto = parser.parse_model(
         f"""<ir_version: {ir}, opset_import: ["" : {opset}]>
-        g (float[2,200] x, bool c{given}) => (float[A,B] y) {{
+        g (float[2,200] x, bool c{inputs}) => (float[A,B] y) {{
           a = MatMul (x, w)
           y = If (c) <then_branch = t () => (float[A,B] p) {{ p = MatMul (a, {body}) }},
                       else_branch = e () => (float[A,B] q) {{ k = Constant () q = MatMul (a, k) }}>

@@ -124,8 +124,8 @@ def test_external_data_is_the_default_from_a_size_on(tmp_path, inline, monkeypat
     monkeypatch.setattr(store, "LARGEST_INLINE", found.nbytes - 1)
     found.save(tmp_path / "large.onnx")
     assert data_file(tmp_path / "large.onnx")
-    for asked in (np.True_, np.False_):
-        found.save(tmp_path / f"{asked}.onnx", external_data=asked)
+    for overwrite in (np.True_, np.False_):
+        found.save(tmp_path / f"{overwrite}.onnx", external_data=overwrite)
     assert data_file(tmp_path / "True.onnx")
     assert not list(tmp_path.glob("False.*.data"))
 
@@ -296,11 +296,11 @@ def test_data_shared_with_another_model_is_never_replaced(inline: Path, out: Pat
 def test_an_interrupt_leaves_nothing(inline: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, begun = store._write, []
 
-    def failing(*given) -> None:
-        begun.append(given)
+    def failing(*arguments) -> None:
+        begun.append(arguments)
         if len(begun) > 1:
             raise KeyboardInterrupt
-        write(*given)
+        write(*arguments)
 
     monkeypatch.setattr(store, "_write", failing)
     with pytest.raises(KeyboardInterrupt):

@@ -118,7 +118,7 @@ def test_an_alias_of_a_known_dimension_is_the_same_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("shape", "expected"),
     [
         (plus("a", 0), "a"),
         (plus("a", "a"), times(2, "a")),
@@ -135,8 +135,8 @@ def test_an_alias_of_a_known_dimension_is_the_same_name() -> None:
         (times("a", "b"), Size(1, ("a", "b"))),
     ],
 )
-def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected: object) -> None:
-    assert made == expected
+def test_equal_sizes_are_equal_however_they_were_computed(shape: object, expected: object) -> None:
+    assert shape == expected
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
@@ -144,24 +144,24 @@ def test_inferred_dimensions_match_a_run(path: Path) -> None:
     """Check every dimension known by numbers and the inputs' names, in exported models."""
     model = onnx.load(path)
     found = dims_by_name(path)
-    stated = {output.name for output in model.graph.output}
-    made = [name for node in model.graph.node for name in node.output if name in found]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made if name not in stated)
+    declared = {output.name for output in model.graph.output}
+    results = [name for node in model.graph.node for name in node.output if name in found]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in results if name not in declared)
     with np.load(path.with_suffix(".npz")) as stored:
         feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    shapes = {name: np.shape(array) for name, array in zip(made, session.run(made, feed), strict=True)}
+    shapes = {name: np.shape(array) for name, array in zip(results, session.run(results, feed), strict=True)}
     sizes = {
         d.dim_param: size
         for formal in model.graph.input
         for d, size in zip(formal.type.tensor_type.shape.dim, feed[formal.name].shape, strict=True)
     }
-    followed = {name: tuple(renamed(d, sizes) for d in found[name]) for name in made}
+    followed = {name: tuple(renamed(d, sizes) for d in found[name]) for name in results}
     wrong = {
         name: (followed[name], shapes[name])
-        for name in made
+        for name in results
         if any(isinstance(d, int) and d != size for d, size in zip(followed[name], shapes[name], strict=True))
     }
     assert wrong == {}

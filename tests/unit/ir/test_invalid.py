@@ -64,9 +64,9 @@ def test_a_scale_that_does_not_divide_a_size_is_refused(scale: str) -> None:
             y = Slice (z, at, end, axis)
         }"""
     )
-    held = {"at": np.array([0]), "end": np.array([1]), "axis": np.array([2])}
-    held["scales"] = np.array([1, 1, float(scale), 1], np.float32)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
+    constants = {"at": np.array([0]), "end": np.array([1]), "axis": np.array([2])}
+    constants["scales"] = np.array([1, 1, float(scale), 1], np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
     with pytest.raises(ModelError, match=r"node 'Resize_0' \(Resize\) has the scale .*; give a positive number"):
         convert(model)
 
@@ -144,11 +144,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("model", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_models_that_onnx_accepts_or_crashes_on_are_refused(model: ModelProto, said: str) -> None:
+@pytest.mark.parametrize(("model", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_models_that_onnx_accepts_or_crashes_on_are_refused(model: ModelProto, message: str) -> None:
     with pytest.raises(ModelError) as error:
         View.of(Model.load(model))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(("op_type", "needed"), [("QuickGelu", (0,)), ("MoE", (0, 1, 2, 4))])

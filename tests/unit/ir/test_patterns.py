@@ -76,15 +76,15 @@ def test_a_cast_of_the_entry_belongs_to_the_match_of_its_only_reader() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "is_weight"),
+    ("nodes", "is_weight"),
     [("w = Constant <value_float = 2.0> ()", True), ("w = Mul (gain, shift)", True), ("w = Mul (gain, x)", False)],
 )
-def test_weights_are_constants_or_one_op_of_them(made: str, is_weight: bool) -> None:
-    view = view_of(f"{made}  y = Mul (x, w)")
+def test_weights_are_constants_or_one_op_of_them(nodes: str, is_weight: bool) -> None:
+    view = view_of(f"{nodes}  y = Mul (x, w)")
     value = view.ops[-1].inputs[1]
     assert value is not None
     assert weight(view, value) == is_weight
-    assert constant(view, value) == ("Constant" in made)
+    assert constant(view, value) == ("Constant" in nodes)
 
 
 LAYER = """m = ReduceMean (x, last)  d = Sub (x, m)  p = Pow (d, two)  v = ReduceMean (p, last)  e = Add (v, eps)

@@ -102,19 +102,19 @@ def of_four() -> View:
 
 
 def test_an_analysis_runs_once_per_view_and_arguments() -> None:
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     @once
     def analysis(of: View, number: int) -> int:
-        asked.append((id(of), number))
+        calls.append((id(of), number))
         return number
 
     first, second = of_four(), of_four()
     assert [analysis(first, 1), analysis(first, 1), analysis(first, 2), analysis(second, 1)] == [1, 1, 2, 1]
-    assert asked == [(id(first), 1), (id(first), 2), (id(second), 1)]
+    assert calls == [(id(first), 1), (id(first), 2), (id(second), 1)]
     assert analysis(deepcopy(first), 3) == 3
     assert analysis(first, 3) == 3
-    assert len(asked) == 5
+    assert len(calls) == 5
     first.forget()
     assert analysis(first, 1) == 1
-    assert asked[5:] == [(id(first), 1)]
+    assert calls[5:] == [(id(first), 1)]

@@ -87,15 +87,15 @@ def test_a_skipped_check_has_a_reason_and_gives_the_plain_conversion(model: onnx
 BLIND = "a graph does not show what overflows on your inputs"
 
 
-@pytest.mark.parametrize("made", [PRODUCT, "h = Relu (x)"], ids=["lowered", "copied"])
-def test_a_source_that_onnxruntime_cannot_open_is_named(folder: Path, made: str) -> None:
-    model = parsed(f"{made} y = vendor.Magic (h)")
+@pytest.mark.parametrize("cause", [PRODUCT, "h = Relu (x)"], ids=["lowered", "copied"])
+def test_a_source_that_onnxruntime_cannot_open_is_named(folder: Path, cause: str) -> None:
+    model = parsed(f"{cause} y = vendor.Magic (h)")
     model.opset_import.add(domain="vendor", version=1)
     onnx.save(model, "odd.onnx")
     done = run("odd.onnx")
     unknown = "Fatal error: vendor:Magic(-1) is not a registered function/op"
-    said = f"not checked on data: {BLIND}; the check stopped: onnxruntime cannot open the model: {unknown}; give"
-    assert done.exit_code == 0 and said in done.stdout
+    message = f"not checked on data: {BLIND}; the check stopped: onnxruntime cannot open the model: {unknown}; give"
+    assert done.exit_code == 0 and message in done.stdout
     assert "\nnext: " not in done.stdout and "\nyour inputs: " not in done.stdout  # no data can check it
     assert "give the model a local function of that name" in " ".join(done.stdout.split())
 
@@ -111,10 +111,10 @@ def test_a_requested_batch_size_must_fit() -> None:
 
 
 def test_free_dimensions_are_small_and_the_report_names_them() -> None:
-    told = convert(
+    converted = convert(
         parsed(PRODUCT + "y = Relu (h)", into="float[batch, odd, 8] x", out="float[batch, odd, 8] y"), check=True
     )
-    assert told.report.evidence.data == "random, seed 0, deviation 2, batch = 1, odd = 16"
+    assert converted.report.evidence.data == "random, seed 0, deviation 2, batch = 1, odd = 16"
 
 
 def test_a_conversion_with_data_is_not_checked() -> None:
@@ -124,8 +124,8 @@ def test_a_conversion_with_data_is_not_checked() -> None:
 
 def test_a_failure_caused_by_the_users_lower_option_writes_nothing(folder: Path) -> None:
     onnx.save(loud(), "loud.onnx")
-    asked: dict[str, Any] = {"lower": ["op=Mul"], "safety": "none"}
-    assert convert("loud.onnx", check=True, **asked).report.evidence.level == "failed"
+    options: dict[str, Any] = {"lower": ["op=Mul"], "safety": "none"}
+    assert convert("loud.onnx", check=True, **options).report.evidence.level == "failed"
     done = run("loud.onnx", "-o", "low.onnx", "--lower", "op=Mul", "--set", "safety=none")
     assert (done.exit_code, Path("low.onnx").exists()) == (1, False)
     assert "failed: output 'y'" in done.stdout and "not written: low.onnx" in done.stderr
@@ -152,8 +152,8 @@ def test_the_command_checks_and_its_lines_give_the_same_file(folder: Path) -> No
 def test_a_pattern_may_name_a_fused_op() -> None:
     model = HARD["llama_outlier"]().model
     kind = "com.microsoft::SkipSimplifiedLayerNormalization"
-    kept = convert(model, keep=[f"op={kind}"])
-    rows = [row for row in kept.report.rows if row.op == kind]
+    converted = convert(model, keep=[f"op={kind}"])
+    rows = [row for row in converted.report.rows if row.op == kind]
     assert rows and all(row.dtype == "float32" for row in rows)
     with pytest.raises(PatternError, match="no op matches op=LayerNorm"):
         convert(model, keep=[f"op={kind}", "op=LayerNormalization"])

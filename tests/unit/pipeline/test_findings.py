@@ -29,10 +29,10 @@ def test_a_model_without_lowered_ops_is_reported_with_cause_and_remedy() -> None
     )
 
 
-@pytest.mark.parametrize(("kept", "told"), [(1, 0), (5, 0), (7, 1)])
-def test_only_a_small_lowered_share_is_reported(kept: int, told: int) -> None:
+@pytest.mark.parametrize(("kept", "count"), [(1, 0), (5, 0), (7, 1)])
+def test_only_a_small_lowered_share_is_reported(kept: int, count: int) -> None:
     messages = found(keep=[f"output=v{i + 1}" for i in range(kept)] if kept else [])
-    assert len(messages) == told
+    assert len(messages) == count
     assert all("12 % of the operations of 8 compute ops: keep keeps 88 %" in message for message in messages)
 
 
@@ -43,14 +43,14 @@ def test_the_share_counts_operations_rather_than_ops() -> None:
     model = build(graph, ["c", "z"], constants=constants)
     report = amp_rewrite.convert(model, target="onnx", keep=["output=y"]).report
     assert (report.totals.compute_lowered, report.totals.compute_ops) == (3, 4)
-    (told,) = (f.message for f in report.findings if f.kind == "mostly_float32")
-    assert told.startswith("float16 has 1 % of the operations")
+    (message,) = (f.message for f in report.findings if f.kind == "mostly_float32")
+    assert message.startswith("float16 has 1 % of the operations")
 
 
 def test_long_sums_on_a_target_are_named_as_the_cause() -> None:
     model = build("a=MatMul(x,w);y=MatMul(a,w)", ["y"], shapes={"x": (4, 512)}, constants={"w": np.eye(512)})
-    (told,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "mostly_float32")
-    assert "long_sum keeps 100 %" in told.message and "--lower 'op=MatMul'" in told.message
+    (finding,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "mostly_float32")
+    assert "long_sum keeps 100 %" in finding.message and "--lower 'op=MatMul'" in finding.message
 
 
 IMAGES = {"shapes": {"x": (1, 8, 6, 6)}, "constants": {"k": np.ones((8, 8, 3, 3))}}
@@ -72,8 +72,8 @@ OLD = build("y=MatMul(x,w)", ["y"], opset=12, shapes={"x": (64, 64)}, constants=
 )
 def test_only_ways_to_more_kernels_are_named(model: ModelProto, options: dict[str, Any], remedy: str) -> None:
     findings = amp_rewrite.convert(model, to="bfloat16", **options).report.findings
-    (told,) = (finding.message for finding in findings if finding.kind == "mostly_float32")
-    assert told.rpartition(" · ")[2] == f"more kernels: {remedy}"
+    (message,) = (finding.message for finding in findings if finding.kind == "mostly_float32")
+    assert message.rpartition(" · ")[2] == f"more kernels: {remedy}"
 
 
 def test_a_repair_that_pins_everything_is_reported() -> None:
@@ -81,8 +81,8 @@ def test_a_repair_that_pins_everything_is_reported() -> None:
     data = {"x": np.full((8, 8), 1 / 7, np.float32)}
     repaired = amp_rewrite.repair(model, data, tolerance=1e-6, target="onnx")
     assert repaired.report.totals.compute_lowered == 0
-    (told,) = (f.message for f in repaired.report.findings if f.kind == "mostly_float32")
-    assert told.startswith("float16 has no compute op: ") and "a looser tolerance" in told
+    (message,) = (f.message for f in repaired.report.findings if f.kind == "mostly_float32")
+    assert message.startswith("float16 has no compute op: ") and "a looser tolerance" in message
 
 
 FLOAT64 = """<ir_version: 8, opset_import: ["": 17]>
@@ -105,8 +105,8 @@ def float64() -> onnx.ModelProto:
 
 
 def test_float64_stays_and_is_named() -> None:
-    (told,) = (f.message for f in amp_rewrite.convert(float64()).report.findings if f.kind == "float64")
-    assert told.startswith("2 of 2 compute ops in float64, but only float32 is lowered")
+    (message,) = (f.message for f in amp_rewrite.convert(float64()).report.findings if f.kind == "float64")
+    assert message.startswith("2 of 2 compute ops in float64, but only float32 is lowered")
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])

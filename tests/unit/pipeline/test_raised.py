@@ -153,8 +153,8 @@ def test_a_type_attribute_follows(body: str, inputs: str) -> None:
     result = raised(half(body, inputs), "*").model
     onnx.checker.check_model(result, full_check=True)
     view = View.of(Model.load(result))
-    made = next(value.id for value in view.values if value.name == "a")
-    assert view.dtype(made) is DType.FLOAT
+    value_id = next(value.id for value in view.values if value.name == "a")
+    assert view.dtype(value_id) is DType.FLOAT
 
 
 def test_only_the_type_inside_a_norm_follows() -> None:
@@ -260,10 +260,10 @@ OTHER = {"float16": "bfloat16", "bfloat16": "float16"}
 NAMES = ("examples/models/digits_cnn.onnx", "tests/models/bert_dynamo20.onnx", "tests/models/gpt2_ts17.onnx")
 
 
-def text(body: str, *, low: str = "bfloat16", held: str = "", opset: int = 22) -> ModelProto:
+def text(body: str, *, low: str = "bfloat16", constants: str = "", opset: int = 22) -> ModelProto:
     """Build a model in a low type; `w` and `v` are its weights."""
     head = f'<ir_version: 10, opset_import: ["": {opset}]>'
-    proto = onnx.parser.parse_model(f"{head} g ({low}[8,8] x) => ({low}[8,8] y) <{held}> {{ {body} }}")
+    proto = onnx.parser.parse_model(f"{head} g ({low}[8,8] x) => ({low}[8,8] y) <{constants}> {{ {body} }}")
     code = DType.parse(low).code
     for name, top in (("w", 1.0), ("v", 1e5)):
         values = np.linspace(-top, top, 64, dtype=np.float32)
@@ -273,7 +273,7 @@ def text(body: str, *, low: str = "bfloat16", held: str = "", opset: int = 22) -
 
 def types(model: object) -> Counter[str]:
     """Count the values of each floating type."""
-    dtypes = (stated.dtype for stated in View.of(Model.load(model)).types if stated is not None)
+    dtypes = (value_type.dtype for value_type in View.of(Model.load(model)).types if value_type is not None)
     return Counter(dtype.spelling for dtype in dtypes if dtype is not None and dtype.floating)
 
 

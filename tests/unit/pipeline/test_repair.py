@@ -69,10 +69,10 @@ def repaired(model: ModelProto, **options: Any) -> Repaired:
 
 
 def test_the_only_faulty_layer_is_found_and_named() -> None:
-    told: list[tuple[str, int, int]] = []
-    found = repaired(needy(), progress=lambda *step: told.append(step))
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "local errors"]
-    assert all(0 < done <= total for _, done, total in told)
+    stages: list[tuple[str, int, int]] = []
+    found = repaired(needy(), progress=lambda *step: stages.append(step))
+    assert list(dict.fromkeys(stage for stage, _, _ in stages)) == ["calibrate", "verify", "search", "local errors"]
+    assert all(0 < done <= total for _, done, total in stages)
     assert (found.solved, found.minimal) == (True, True)
     assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["m5", "u5", "d5"]
     assert len(found.trail) <= 20
@@ -96,7 +96,7 @@ def test_an_exhausted_budget_leaves_the_pins_found_and_says_so() -> None:
 
 def test_a_result_that_fails_in_the_end_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     real = MODULE.verdict_of
-    monkeypatch.setattr(MODULE, "verdict_of", lambda *given: real(*given) if given[3].to_failure else denied)
+    monkeypatch.setattr(MODULE, "verdict_of", lambda *a: real(*a) if a[3].to_failure else denied)
     found = repaired(needy())
     assert (found.solved, found.minimal, len(found.regions)) == (False, False, 1)
     assert found.converted.report.evidence is not None and found.converted.report.evidence.objection == "denied"
@@ -106,9 +106,9 @@ def test_errors_without_ops_to_pin_cannot_be_repaired() -> None:
     found = repaired(needy(), lower=["*"])
     assert not found.solved
     assert found.candidates == 0
-    told = found.text()
-    assert "float16 cannot meet the tolerance: even with all ops in float32 " in told
-    assert "so it passes with a tolerance of 0." in told
+    text = found.text()
+    assert "float16 cannot meet the tolerance: even with all ops in float32 " in text
+    assert "so it passes with a tolerance of 0." in text
 
 
 def test_a_half_model_is_repaired_against_its_widened_twin() -> None:
@@ -130,33 +130,33 @@ def test_ops_that_move_values_of_raised_ops_do_not_round_them_again() -> None:
 def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
     found = repaired(needy(needs=(1,)))
     document = json.loads(found.to_json())
-    stated = {name: getattr(found, name) for name in ("solved", "minimal", "candidates", "budget")}
-    assert {name: document[name] for name in ("schema", *stated)} == {"schema": 1, **stated}
+    fields = {name: getattr(found, name) for name in ("solved", "minimal", "candidates", "budget")}
+    assert {name: document[name] for name in ("schema", *fields)} == {"schema": 1, **fields}
     assert document["regions"] == [region.because for region in found.regions]
-    assert document.keys() - {"schema", *stated, "regions"} == {"trail", "ranges", "verdict", "report"}
+    assert document.keys() - {"schema", *fields, "regions"} == {"trail", "ranges", "verdict", "report"}
 
 
 def blames(*guilty: int) -> tuple[list[frozenset[int]], Callable[[frozenset[int]], bool]]:
     """Return a test that passes if all of these are kept, and the list of its calls."""
-    asked: list[frozenset[int]] = []
+    tests: list[frozenset[int]] = []
 
-    def enough(held: frozenset[int]) -> bool:
-        asked.append(held)
-        return held.issuperset(guilty)
+    def enough(kept: frozenset[int]) -> bool:
+        tests.append(kept)
+        return kept.issuperset(guilty)
 
-    return asked, enough
+    return tests, enough
 
 
 def test_nothing_is_chosen_if_even_all_candidates_are_not_enough() -> None:
-    assert minimal_set(100, lambda held: False) is None
+    assert minimal_set(100, lambda kept: False) is None
 
 
 @pytest.mark.parametrize("guilty", [0, 1, 5, 499, 998, 999])
 def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
-    asked, enough = blames(guilty)
+    tests, enough = blames(guilty)
     chosen = minimal_set(1000, enough)
     assert chosen == (guilty,)
-    assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; only the one
+    assert len(tests) <= 24  # none, all; log2(1000) to double and to bisect; only the one
 
 
 @given(st.integers(1, 60), st.data())
@@ -169,12 +169,12 @@ def test_the_choice_is_sufficient_and_minimal(suspects: int, data: st.DataObject
 @given(st.integers(1, 40), st.integers(1, 30), st.data())
 def test_the_choice_at_the_end_of_the_budget_passes(suspects: int, budget: int, data: st.DataObject) -> None:
     guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
-    asked, enough = blames(*guilty)
+    tests, enough = blames(*guilty)
 
-    def bounded(held: frozenset[int]) -> bool:
-        if len(asked) == budget:
+    def bounded(kept: frozenset[int]) -> bool:
+        if len(tests) == budget:
             raise BudgetSpent
-        return enough(held)
+        return enough(kept)
 
     chosen = minimal_set(suspects, bounded)
 
@@ -185,8 +185,8 @@ def test_the_choice_at_the_end_of_the_budget_passes(suspects: int, budget: int, 
 def test_even_without_monotonicity_the_choice_was_tested(suspects: int, data: st.DataObject) -> None:
     table: dict[frozenset[int], bool] = {frozenset(): False}
 
-    def enough(held: frozenset[int]) -> bool:
-        return table.setdefault(held, data.draw(st.booleans()))
+    def enough(kept: frozenset[int]) -> bool:
+        return table.setdefault(kept, data.draw(st.booleans()))
 
     chosen = minimal_set(suspects, enough)
 

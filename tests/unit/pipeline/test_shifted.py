@@ -162,13 +162,13 @@ def _embedded(text: str, largest: float) -> ModelProto:
 
 def test_a_shift_is_applied_even_if_it_only_saves_casts() -> None:
     model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
-    made = {
+    counts = {
         (fuse, how): amp_rewrite.convert(model, data=TOKENS, shift=how, fuse=fuse).report.totals
         for fuse in ("basic", "auto")
         for how in ("auto", "none")
     }
-    assert {totals.compute_lowered for totals in made.values()} == {2}
-    casts = {ways: totals.casts_to_low + totals.casts_to_float32 for ways, totals in made.items()}
+    assert {totals.compute_lowered for totals in counts.values()} == {2}
+    casts = {ways: totals.casts_to_low + totals.casts_to_float32 for ways, totals in counts.items()}
     assert (casts["basic", "auto"], casts["basic", "none"]) == (1, 4)  # of the output
     assert casts["auto", "auto"] == casts["auto", "none"] == 4  # a norm that adds first stays float32
 

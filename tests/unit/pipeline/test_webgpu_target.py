@@ -54,7 +54,7 @@ def test_without_a_device_verify_emulates_like_cuda_and_says_so(monkeypatch: pyt
     data = {name: (rng.standard_normal(s) + 1).astype(np.float32) for name, s in (("x", (2, 2000)), ("w", (2000, 2)))}
     for_device = amp_rewrite.verify(model, low, data, tolerance=1.0)
     for_cuda = amp_rewrite.verify(model, convert(model), data, tolerance=1.0)
-    told = [verdict.candidate.as_ for verdict in (for_device, for_cuda)]
-    assert told == [f"float16 emulated{how} on CPUExecutionProvider" for how in (" as on CUDA", "")]
+    references = [verdict.candidate.as_ for verdict in (for_device, for_cuda)]
+    assert references == [f"float16 emulated{how} on CPUExecutionProvider" for how in (" as on CUDA", "")]
     scores = [verdict.rows[0].difference.score for verdict in (for_device, for_cuda)]
     assert scores[0] == scores[1]

@@ -100,10 +100,10 @@ def test_the_counts_on_a_page_match_the_report(name: str) -> None:
     assert [side == 0 for side in graph["ops"]["side"][: graph["rows"]]] == low
     casts = [c for c in report.casts if c.origin != "folded" and {c.from_, c.to} <= FLOATS]
     assert len(graph["casts"]) == len(casts)
-    for row, shown in zip(casts, graph["casts"], strict=True):
-        assert 0 <= len(shown["edges"]) // 2 <= max(row.readers, 2)
+    for row, drawn_cast in zip(casts, graph["casts"], strict=True):
+        assert 0 <= len(drawn_cast["edges"]) // 2 <= max(row.readers, 2)
         # a body's own input has no edge, nor a Cast back to the type before another one
-        assert shown["edges"] or row.after == -1 or name == "rounding_pair", row
+        assert drawn_cast["edges"] or row.after == -1 or name == "rounding_pair", row
     assert graph == json.loads(json.dumps(graph))
 
 
@@ -210,8 +210,8 @@ def test_a_cast_is_drawn_on_the_edges_to_its_readers() -> None:
     casts = [CastRow(value, from_, to, after=after) for value, from_, to, after in facts]
     ports = (PortRow("x", "float32"),), (PortRow("y", "float32", after=0),)
     first = replace(report_of_rows(*rows), casts=tuple(casts), inputs=ports[0], outputs=ports[1])
-    shown = drawn(first)["casts"]
-    assert {(cast["value"], cast["from"], cast["to"]): cast["edges"] for cast in shown} == {
+    casts_drawn = drawn(first)["casts"]
+    assert {(cast["value"], cast["from"], cast["to"]): cast["edges"] for cast in casts_drawn} == {
         ("p", "float16", "float32"): [0, 2, 0, 3, 0, 4, 0, 6],
         ("p", "float16", "float64"): [],
         ("p", "float32", "float16"): [],
@@ -338,15 +338,15 @@ def test_a_logarithmic_axis_spaces_powers_evenly_and_clamps_others(number: float
 
 
 @given(st.lists(ANY, max_size=5), ANY, ANY)
-def test_a_larger_number_is_never_drawn_lower(shown: list[float], a: float, b: float) -> None:
-    axis = Axis.of("x", shown)
+def test_a_larger_number_is_never_drawn_lower(limits: list[float], a: float, b: float) -> None:
+    axis = Axis.of("x", limits)
     low, high = sorted(number for number in (a, b) if not math.isnan(number)) if not math.isnan(a + b) else (a, a)
     assert 0.0 <= axis.at(low) <= axis.at(high) <= 1.0
 
 
 @given(st.lists(ANY, max_size=5))
-def test_ticks_ascend_within_the_axis_and_are_few(shown: list[float]) -> None:
-    axis = Axis.of("x", shown)
+def test_ticks_ascend_within_the_axis_and_are_few(limits: list[float]) -> None:
+    axis = Axis.of("x", limits)
     ticks = axis.ticks()
     assert axis.first < axis.last and 1 <= len(ticks) <= 5
     assert all(a < b for (a, _), (b, _) in pairwise(ticks))
@@ -355,8 +355,8 @@ def test_ticks_ascend_within_the_axis_and_are_few(shown: list[float]) -> None:
 
 def test_numbers_and_ticks_have_few_digits() -> None:
     assert [words for _, words in Axis.of("x", [1e-8, 1e7]).ticks()] == ["1e-8", "1e-4", "1", "10000"]
-    shown = [number_text(n) for n in (None, 0.0, 3.0, 0.00012345, 65504.0, 12345.6, 5e9, math.inf, -math.inf, math.nan)]
-    assert shown == ["–", "0", "3", "0.000123", "65504", "12300", "5e+09", "infinity", "-infinity", "NaN"]
+    texts = [number_text(n) for n in (None, 0.0, 3.0, 0.00012345, 65504.0, 12345.6, 5e9, math.inf, -math.inf, math.nan)]
+    assert texts == ["–", "0", "3", "0.000123", "65504", "12300", "5e+09", "infinity", "-infinity", "NaN"]
 
 
 def test_names_are_cut_and_escaped_everywhere() -> None:

@@ -185,7 +185,7 @@ def test_attributes_count_except_positions_types_and_defaults(node: str, counted
 
 
 @pytest.mark.parametrize(
-    ("proto", "spelled"),
+    ("proto", "spelling"),
     [
         (FLOAT, "float32"),
         (make_tensor_type_proto(99, None), "type 99"),
@@ -196,10 +196,10 @@ def test_attributes_count_except_positions_types_and_defaults(node: str, counted
         (TypeProto(), "unknown"),
     ],
 )
-def test_types_are_spelled_in_full(proto: TypeProto, spelled: str) -> None:
-    assert spell_type(proto) == spelled
+def test_types_are_spelled_in_full(proto: TypeProto, spelling: str) -> None:
+    assert spell_type(proto) == spelling
     node = make_node("F", [], [], domain="own", a=proto)
-    assert attributes_of("own", None, node.attribute) == {"a": spelled}
+    assert attributes_of("own", None, node.attribute) == {"a": spelling}
 
 
 def test_sparse_tensors_and_graphs_in_attributes_count() -> None:
@@ -305,9 +305,9 @@ def test_the_json_schema_names_and_describes_the_fields_of_reports() -> None:
     classes = {"model": Header, "totals": Totals, "row": Row, "cast": CastRow, "bake": BakeRow, "finding": Finding}
     classes |= {"port": PortRow, "shift": ShiftRow}
     for name, cls in classes.items():
-        stated = SCHEMA["$defs"][name]["properties"]
+        properties = SCHEMA["$defs"][name]["properties"]
         own = {field.rstrip("_") for field in cls.__annotations__}
-        assert set(stated) == (own - {"settings"} | set(RECORDED) if cls is Header else own), name
+        assert set(properties) == (own - {"settings"} | set(RECORDED) if cls is Header else own), name
     assert set(SCHEMA["properties"]) == {field.name for field in fields(Report)}
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     validator = jsonschema.Draft202012Validator(SCHEMA)

@@ -239,7 +239,7 @@ SUMMED = (
 
 
 @pytest.mark.parametrize(
-    ("text", "release", "provider", "stated"),
+    ("text", "release", "provider", "options"),
     [
         (NORM, "1.22.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}),
         (NORM, "1.27.0", CUDA, {"enable_skip_layer_norm_strict_mode": "1"}),
@@ -251,12 +251,12 @@ SUMMED = (
     ],
 )
 def test_sessions_set_the_option_that_avoids_a_fault(
-    text: str, release: str, provider: str, stated: dict[str, str]
+    text: str, release: str, provider: str, options: dict[str, str]
 ) -> None:
     proto = onnx.parser.parse_model(text)
     kinds = frozenset(node.op_type for node in proto.graph.node)
     met = faults_to_avoid(Model(proto), kinds, release, [provider, CPU])
-    assert [fault.options for fault in met if fault.options] == ([stated] if stated else [])
+    assert [fault.options for fault in met if fault.options] == ([options] if options else [])
 
 
 def test_each_fault_of_another_runtime_or_release_has_a_source_and_a_workaround() -> None:
@@ -302,8 +302,10 @@ def test_tensorrt_is_reported_to_read_new_grid_modes_as_nearest(
         f"{HEAD.format(opset=opset)} (float[1, 1, 4, 4] x, float[1, 2, 2, 2] g) => (float[1, 1, 2, 2] y)"
         f" {{ y = GridSample {mode} (x, g) }}"
     )
-    told = [f.message for f in amp_rewrite.convert(model, target=target).report.findings if f.kind == "runtime_hazard"]
-    assert ["nearest" in message and message.endswith("below 20") for message in told] == [True] * wrong
+    messages = [
+        f.message for f in amp_rewrite.convert(model, target=target).report.findings if f.kind == "runtime_hazard"
+    ]
+    assert ["nearest" in message and message.endswith("below 20") for message in messages] == [True] * wrong
 
 
 def test_directml_is_reported_wrong_in_half_transposed_convolutions() -> None:

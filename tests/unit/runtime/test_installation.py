@@ -95,9 +95,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(site: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the package with only one folder's modules."""
     program = f"import sys; sys.path[:0] = {[str(site), str(ROOT)]!r}; from amp_rewrite.__main__ import main; main()"
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = (sys.executable, "-S", "-P", "-c", program, *words)
-    return subprocess.run(words, env=kept | extra, capture_output=True, text=True, check=False)
+    return subprocess.run(words, env=environ | extra, capture_output=True, text=True, check=False)
 
 
 BROKEN = {

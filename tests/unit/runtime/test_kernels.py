@@ -98,8 +98,8 @@ def test_a_refusal_says_if_operator_version_or_types_are_missing(
     [("Unique", "has no Unique", "has no Unique"), ("RoiAlign", None, "has no RoiAlign in bfloat16")],
 )
 def test_ops_that_tensorrt_lacks_in_a_type_are_named(op_type: str, half: str | None, brain: str | None) -> None:
-    told = [LIMITS["tensorrt"].refusal(op_type, dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16)]
-    assert told == [why and f"TensorRT {why}" for why in (half, brain)]
+    refusals = [LIMITS["tensorrt"].refusal(op_type, dtype) for dtype in (DType.FLOAT16, DType.BFLOAT16)]
+    assert refusals == [why and f"TensorRT {why}" for why in (half, brain)]
     assert LIMITS["qnn"].refusal(op_type, DType.FLOAT16) is None
 
 

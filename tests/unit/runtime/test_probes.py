@@ -57,8 +57,8 @@ def test_the_driver_is_queried_in_a_process_that_may_crash(monkeypatch: pytest.M
         {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
         {"name": "Odd", "capability": [8, 0], "memory": None},
     ]
-    told = {"gpus": gpus, "cuda": [13, 2], "absence": None}
-    saying(monkeypatch, f"print('noise'); print({json.dumps(told)!r})")
+    facts = {"gpus": gpus, "cuda": [13, 2], "absence": None}
+    saying(monkeypatch, f"print('noise'); print({json.dumps(facts)!r})")
     assert query_hardware() == Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
     saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
     assert query_hardware() == Hardware(absence="none")

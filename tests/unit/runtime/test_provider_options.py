@@ -219,12 +219,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
 def opened(model: onnx.ModelProto, channels_last: bool = True, **options: str) -> Runner:
     chosen = {CUDA: options} if options else {}
-    asked = SessionOptions(providers=(CUDA, CPU), provider_options=chosen, channels_last=channels_last)
-    return Runner.open(Model(model), asked)
+    settings = SessionOptions(providers=(CUDA, CPU), provider_options=chosen, channels_last=channels_last)
+    return Runner.open(Model(model), settings)
 
 
 @pytest.mark.parametrize(
-    ("asked", "passed"),
+    ("options", "passed"),
     [
         ({}, {"use_tf32": "1", **CHANNELS_LAST}),
         ({"channels_last": False}, {"use_tf32": "1"}),
@@ -234,9 +234,9 @@ def opened(model: onnx.ModelProto, channels_last: bool = True, **options: str) -
     ],
 )
 def test_options_reach_the_provider_and_the_callers_win(
-    asked: dict[str, Any], passed: dict[str, str], seen: list[dict[str, str]]
+    options: dict[str, Any], passed: dict[str, str], seen: list[dict[str, str]]
 ) -> None:
-    assert opened(network(8), **asked).provider_options == passed
+    assert opened(network(8), **options).provider_options == passed
     assert seen == [passed]
 
 
@@ -250,9 +250,9 @@ def test_channels_last_is_dropped_if_a_run_finds_no_plan(
 
 def test_verify_and_bench_open_models_like_sessions(seen: list[dict[str, str]]) -> None:
     Runner.open(Model(network(8)), session_on(CUDA))
-    given = Candidate(0, "m", Model(network(8, "float")), None, {}, CUDA, (), 1)  # type: ignore[arg-type]
-    given.opened()
-    assert Candidate(0, "m", given.model, None, {}, CUDA, (), 1, tf32=True).options == {"use_tf32": "1"}  # type: ignore[arg-type]
+    candidate = Candidate(0, "m", Model(network(8, "float")), None, {}, CUDA, (), 1)  # type: ignore[arg-type]
+    candidate.opened()
+    assert Candidate(0, "m", candidate.model, None, {}, CUDA, (), 1, tf32=True).options == {"use_tf32": "1"}  # type: ignore[arg-type]
     assert seen == [{"use_tf32": "1", **CHANNELS_LAST}, {"use_tf32": "0"}]
     assert cuda_options(Model(network(1, "float"))) == CudaOptions()
 
@@ -276,10 +276,10 @@ def test_unrecordable_models_run_without_a_graph_with_onnxruntimes_reason(cuda_s
         f"{HEAD} (float[2, 2, 2] x) => (float[2] y) {{ y = Det (x) }}",
     ]
     done = stub.on_cuda(cuda_stub, ON_STUB, *models)
-    recorded, *refused = done.stdout.splitlines()
+    recorded, *refusals = done.stdout.splitlines()
     assert recorded == "{'use_tf32': '0', 'enable_cuda_graph': '1'}"
-    assert len(refused) == 2, done.stderr
-    for line in refused:
+    assert len(refusals) == 2, done.stderr
+    for line in refusals:
         assert "'enable_cuda_graph': '0'} the model runs without a CUDA graph: onnxruntime cannot open" in line
         assert line.endswith("; turn CUDA graphs off (cuda_graph, enable_cuda_graph)")
 
@@ -305,13 +305,13 @@ class Recorded:
         if not self.records:
             raise ModelError("a kernel waits for the device")
         self.bound += 1
-        held = {name: array.copy() for name, array in feeds.items()}
+        before = {name: array.copy() for name, array in feeds.items()}
 
         def arrays() -> dict[str, np.ndarray]:
-            room["y"][...] = held["x"] * 2
+            room["y"][...] = before["x"] * 2
             return {"y": room["y"].copy()}
 
-        return SimpleNamespace(run=lambda: None, feed=held.update, arrays=arrays)
+        return SimpleNamespace(run=lambda: None, feed=before.update, arrays=arrays)
 
 
 def graphs(records: bool = True) -> tuple[Any, CudaGraphs]:

@@ -325,27 +325,27 @@ def buffered(text: str, **state: object) -> BufferedRunner:
 
 
 def test_a_run_alternates_between_two_sets_of_buffers() -> None:
-    made = buffered(COUNTING, s=[1, 2], t=5)
-    seen = [float(made.run(side, {"x": np.array([3, 4], np.float32)})["sum"]) for side in (0, 1, 0)]
+    binding = buffered(COUNTING, s=[1, 2], t=5)
+    seen = [float(binding.run(side, {"x": np.array([3, 4], np.float32)})["sum"]) for side in (0, 1, 0)]
 
     assert seen == [7, 7, 7]
-    assert {n: a.tolist() for n, a in made.buffer.arrays(0).items()} == {"s": [1 + 14, 2 + 14], "t": 5}
-    assert {n: a.tolist() for n, a in made.buffer.arrays(1).items()} == {"s": [1 + 21, 2 + 21], "t": 5}
-    made = buffered(COUNTING, s=[1, 2], t=5)
-    places = [value.data_ptr() for side in made.buffer.sides for value in side.values()]
-    made.run(0, {"x": np.ones(1, np.float32)})
+    assert {n: a.tolist() for n, a in binding.buffer.arrays(0).items()} == {"s": [1 + 14, 2 + 14], "t": 5}
+    assert {n: a.tolist() for n, a in binding.buffer.arrays(1).items()} == {"s": [1 + 21, 2 + 21], "t": 5}
+    binding = buffered(COUNTING, s=[1, 2], t=5)
+    places = [value.data_ptr() for side in binding.buffer.sides for value in side.values()]
+    binding.run(0, {"x": np.ones(1, np.float32)})
 
     assert len(set(places)) == 4
-    assert made.buffer.arrays(0)["s"].tolist() == [1, 2]  # the side that was read is unchanged
-    assert places == [value.data_ptr() for side in made.buffer.sides for value in side.values()]
+    assert binding.buffer.arrays(0)["s"].tolist() == [1, 2]  # the side that was read is unchanged
+    assert places == [value.data_ptr() for side in binding.buffer.sides for value in side.values()]
 
 
 def test_inputs_may_change_size_and_their_arrays_may_be_reused() -> None:
-    made = buffered(COUNTING, s=[0, 0], t=0)
+    binding = buffered(COUNTING, s=[0, 0], t=0)
     x = np.ones(4, np.float32)
     seen = []
     for size in (4, 2, 0, 3):
-        seen.append(float(made.run(0, {"x": x[:size]})["sum"]))
+        seen.append(float(binding.run(0, {"x": x[:size]})["sum"]))
         x *= 2
 
     assert seen == [4, 4, 0, 24]
@@ -356,9 +356,9 @@ def test_unknown_outputs_and_arrays_for_no_input_are_refused() -> None:
     with pytest.raises(ModelError) as error:
         runner.buffered(runner.double_buffer({}), {}, ["loss"])
     assert str(error.value) == "the model has no output 'loss'; it has 'new_s', 'new_t', 'sum'"
-    made = buffered(COUNTING, s=[0, 0], t=0)
+    binding = buffered(COUNTING, s=[0, 0], t=0)
     with pytest.raises(ModelError) as error:
-        made.run(0, {"s": np.zeros(2, np.float32)})
+        binding.run(0, {"s": np.zeros(2, np.float32)})
     assert str(error.value) == "'s' is not an input; the inputs are x"
 
 

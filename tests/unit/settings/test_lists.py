@@ -45,10 +45,10 @@ def refusal(tmp_path: Path, text: str) -> str:
 def test_every_op_of_onnx_and_of_onnxruntime_has_a_class_and_a_reason(to: DType, base: str) -> None:
     table = json.loads((files("amp_rewrite") / "runtime" / "_tables" / "contrib_schemas.json").read_text("utf-8"))
     lists = load_lists(to, [base])
-    said = {key for key, entries in lists.entries.items() if entries}
-    wanted = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()}
+    listed = {key for key, entries in lists.entries.items() if entries}
+    schemas = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()}
     own = {tuple(name.split("::")) for name in table["ops"] if name.startswith("com.microsoft::")}
-    assert own and sorted((wanted | own) - said) == []
+    assert own and sorted((schemas | own) - listed) == []
     assert [entry for entry in lists if entry.because == "no reason given"] == []
 
 
@@ -303,7 +303,7 @@ def test_the_environment_moves_ops_after_the_overlays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "error", "message"),
+    ("text", "error", "message"),
     [
         ("DENYLIST_ADD=Sofmax", ListError, "_DENYLIST_ADD: unknown op 'Sofmax'; did you mean 'Softmax'?"),
         ("DENYLIST_ADD=Exp ALLOWLIST_ADD=Exp", ListError, "_DENYLIST_ADD: op 'Exp' is in _ALLOWLIST_ADD too; keep one"),
@@ -314,9 +314,9 @@ def test_the_environment_moves_ops_after_the_overlays() -> None:
         ),
     ],
 )
-def test_a_bad_variable_is_refused(stated: str, error: type[Exception], message: str) -> None:
+def test_a_bad_variable_is_refused(text: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
-        environment_edits(dict(f"AMP_REWRITE_{word}".split("=") for word in stated.split()))
+        environment_edits(dict(f"AMP_REWRITE_{word}".split("=") for word in text.split()))
     assert str(caught.value).replace("AMP_REWRITE", "") == message
 
 

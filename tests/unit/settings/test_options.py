@@ -168,10 +168,10 @@ def test_a_request_reads_each_setting_once() -> None:
 
 
 def test_a_request_reports_the_stages_of_a_conversion() -> None:
-    told: list[tuple[str, int, int]] = []
-    request = Request.of(progress=lambda *stage: told.append(stage))
+    stages: list[tuple[str, int, int]] = []
+    request = Request.of(progress=lambda *stage: stages.append(stage))
     Draft.of(ROOT / "examples" / "models" / "digits_cnn.onnx", request)
-    assert told == [("read", 0, 1), ("decide", 0, 1)]
+    assert stages == [("read", 0, 1), ("decide", 0, 1)]
     assert request == Request.of()
 
 
@@ -275,8 +275,8 @@ def test_an_option_is_spelled_as_its_user_writes_it() -> None:
     words = (("metric",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"), ("external_data", True))
     assert [spelled(*word) for word in words[:4]] == ["metric=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
     with option_spelling(("overwrite", "opset", "metric")):
-        shown = [spelled(*word) for word in words]
-    assert shown == ["--metric", "--set rtol=-1.0", "--overwrite", "--opset auto", "--set external-data=true"]
+        spellings = [spelled(*word) for word in words]
+    assert spellings == ["--metric", "--set rtol=-1.0", "--overwrite", "--opset auto", "--set external-data=true"]
     assert spelled("metric") == "metric="
 
 

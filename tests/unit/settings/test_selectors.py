@@ -232,9 +232,9 @@ def net(inputs: list[str], outputs: list[str], kind: int = TensorProto.FLOAT) ->
     """Return a model whose outputs are its inputs and their sum."""
     nodes = [helper.make_node("Identity", [a], [b]) for a, b in zip(inputs, outputs, strict=True)]
     nodes.append(helper.make_node("Sum", inputs, ["sum"]))
-    given = [helper.make_tensor_value_info(name, kind, [2]) for name in inputs]
-    made = [helper.make_tensor_value_info(name, kind, [2]) for name in (*outputs, "sum")]
-    graph = helper.make_graph(nodes, "g", given, made)
+    ports = [helper.make_tensor_value_info(name, kind, [2]) for name in inputs]
+    results = [helper.make_tensor_value_info(name, kind, [2]) for name in (*outputs, "sum")]
+    graph = helper.make_graph(nodes, "g", ports, results)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 

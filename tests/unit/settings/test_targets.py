@@ -20,8 +20,8 @@ def graph(body: str, opset: int = 17, ir: int = 8, inputs: str = "float[2,8,16] 
         f'<ir_version: {ir}, opset_import: ["": {opset}]> g ({inputs}) => (float[A,B,C] {outputs}) {{ {body} }}'
     )
     names = {name for node in proto.graph.node for name in node.input}
-    made = {name for node in proto.graph.node for name in node.output} | {i.name for i in proto.graph.input}
-    for name in sorted(names - made - {""}):
+    values = {name for node in proto.graph.node for name in node.output} | {i.name for i in proto.graph.input}
+    for name in sorted(names - values - {""}):
         array = np.full((16, 16) if name.startswith("w") else 16, 0.1, np.float32)
         proto.graph.initializer.append(numpy_helper.from_array(array, name))
     return proto
@@ -90,8 +90,8 @@ def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
     model = graph("a = MatMul (x, w)  b = Softplus (a)  y = MatMul (b, w)")
     newer, newest = (convert(model, target=word) for word in ("ort-cuda:1.99", f"ort-cuda:{NEWEST}"))
     assert types(newer) == types(newest)
-    (told,) = (f for f in newer.report.findings if f.kind == "kernel_table")
-    assert told.message == f"no kernel table for 1.99: the table for {NEWEST} is used"
+    (finding,) = (f for f in newer.report.findings if f.kind == "kernel_table")
+    assert finding.message == f"no kernel table for 1.99: the table for {NEWEST} is used"
     assert "kernel_table" not in kinds(newest)
 
 
@@ -104,8 +104,8 @@ def test_ops_of_an_opset_beyond_the_table_are_named(tmp_path: Path, monkeypatch:
         result = convert(graph("a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w)", 14), target="ort-cuda:1.99")
     finally:
         object.__setattr__(old, "opset", 21)
-    (told,) = (f for f in result.report.findings if f.kind == "kernel_table")
-    assert told.message.endswith("kept in float32, because their opset is newer: Relu")
+    (finding,) = (f for f in result.report.findings if f.kind == "kernel_table")
+    assert finding.message.endswith("kept in float32, because their opset is newer: Relu")
 
 
 @pytest.mark.parametrize(("target", "opset"), [("ort-cuda:1.20", 21), ("ort-cuda:1.23", 23), ("directml", 20)])
@@ -149,7 +149,7 @@ def grouped(group: int) -> ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("target", "group", "dtype", "told"),
+    ("target", "group", "dtype", "warns"),
     [
         ("tensorrt:11.2", 4, "float32", False),
         ("tensorrt:11.2", 1, "float16", False),
@@ -159,11 +159,11 @@ def grouped(group: int) -> ModelProto:
         ("ort-cuda", 4, "float16", False),
     ],
 )
-def test_grouped_convolutions_without_a_kernel_stay_float32(target: str, group: int, dtype: str, told: bool) -> None:
+def test_grouped_convolutions_without_a_kernel_stay_float32(target: str, group: int, dtype: str, warns: bool) -> None:
     result = convert(grouped(group), target=target)  # type: ignore[arg-type]
     (conv,) = (row for row in result.report.rows if row.op == "Conv")
     assert conv.dtype == dtype
-    assert ("runtime_hazard" in kinds(result)) is told
+    assert ("runtime_hazard" in kinds(result)) is warns
 
 
 def attention(size: int) -> ModelProto:

@@ -45,11 +45,11 @@ def test_a_worker_killed_midway_loses_no_model(client: Any, src: Path, tmp_path:
 
         real = store._commit
 
-        def dying(*given: Any) -> None:
+        def dying(*arguments: Any) -> None:
             first = not os.path.exists(killed)  # noqa: PTH110
             Path(killed).touch()
             if published or not first:
-                real(*given)
+                real(*arguments)
             if first:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -60,6 +60,6 @@ def test_a_worker_killed_midway_loses_no_model(client: Any, src: Path, tmp_path:
     assert Path(killed).exists()
     assert [outcome.error for outcome in outcomes] == ["", "", ""]
     list(convert_many(src, out=tmp_path / "here"))
-    made = {name: content for name, content in tree(tmp_path / "there").items() if not name.endswith(".tmp")}
-    assert made == tree(tmp_path / "here")
+    files = {name: content for name, content in tree(tmp_path / "there").items() if not name.endswith(".tmp")}
+    assert files == tree(tmp_path / "here")
     client.restart()

@@ -31,8 +31,8 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def done(*given: Any, **more: Any) -> list[Outcome]:
-    return list(convert_many(*given, **more))
+def done(*arguments: Any, **more: Any) -> list[Outcome]:
+    return list(convert_many(*arguments, **more))
 
 
 def left(out: Path) -> list[str]:

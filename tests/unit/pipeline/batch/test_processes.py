@@ -146,19 +146,19 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "given", "named"),
+    ("scheduler", "arguments", "named"),
     [
         ("head:8786", ("head:8786",), {}),
         ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"}),
     ],
 )
 def test_a_running_scheduler_is_used_and_left_running(
-    distributed: MagicMock, scheduler: str, given: tuple[str, ...], named: dict[str, str]
+    distributed: MagicMock, scheduler: str, arguments: tuple[str, ...], named: dict[str, str]
 ) -> None:
     client = distributed.Client.return_value
     with executor_of(scheduler) as (executor, threads):
         assert (executor, threads) == (client.get_executor.return_value, 12)
-    distributed.Client.assert_called_once_with(*given, **named)
+    distributed.Client.assert_called_once_with(*arguments, **named)
     client.get_executor.assert_called_once_with(pure=False)
     client.__exit__.assert_called_once()
     client.shutdown.assert_not_called()

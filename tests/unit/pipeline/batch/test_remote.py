@@ -43,7 +43,7 @@ def files(memory: Any, folder: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("there", "overwrite", "resume", "left"),
+    ("there", "overwrite", "resume", "expected"),
     [
         (None, False, True, b"abc"),
         (b"xyz", False, True, b"xyz"),
@@ -54,16 +54,18 @@ def files(memory: Any, folder: str) -> dict[str, bytes]:
 )
 @pytest.mark.parametrize("url", [False, True])
 def test_a_copy_of_the_same_size_is_not_repeated(
-    there: bytes | None, overwrite: bool, resume: bool, left: bytes | None, url: bool, tmp_path: Path, memory: Any
+    there: bytes | None, overwrite: bool, resume: bool, expected: bytes | None, url: bool, tmp_path: Path, memory: Any
 ) -> None:
     source, here = tmp_path / "a.json", tmp_path / "b.json"
     source.write_bytes(b"abc")
     if there is not None:
         memory.pipe_file("/hub/b.json", there)
         here.write_bytes(there)
-    with nullcontext() if left is not None else pytest.raises(ModelError, match=r"b\.json exists and differs from "):
+    with (
+        nullcontext() if expected is not None else pytest.raises(ModelError, match=r"b\.json exists and differs from ")
+    ):
         copy(source, Path("memory://hub/b.json") if url else here, overwrite=overwrite, resume=resume)
-    assert (memory.cat_file("/hub/b.json") if url else here.read_bytes()) == (left or there)
+    assert (memory.cat_file("/hub/b.json") if url else here.read_bytes()) == (expected or there)
     with pytest.raises(ModelError, match=r"^cannot copy .*none to .*b\.json: No such file or directory; "):
         copy(tmp_path / "none", here, overwrite=True, resume=False)
 
@@ -78,8 +80,8 @@ def test_files_in_folders_with_a_dot_are_not_listed(memory: Any) -> None:
         assert [relative.as_posix() for relative in files_of([place], Path("out")).values()] == found
 
 
-def done(*given: Any, **more: Any) -> list[Outcome]:
-    outcomes = list(convert_many(*given, **more))
+def done(*arguments: Any, **more: Any) -> list[Outcome]:
+    outcomes = list(convert_many(*arguments, **more))
     assert not any(outcome.error for outcome in outcomes), outcomes
     return outcomes
 
@@ -90,9 +92,9 @@ def test_results_by_url_match_those_of_folders(
     source: str, out: str, src: Path, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"external_data": True}
-    done(src, out="expected", **given)
-    outcomes = done(str(src) if source == "here" else source, out=out, **given)
+    options = {"external_data": True}
+    done(src, out="expected", **options)
+    outcomes = done(str(src) if source == "here" else source, out=out, **options)
     assert (files(memory, "hub/out") if url_of(out) else tree(Path(out))) == tree(Path("expected"))
     assert all(outcome.target.startswith(f"{out}/") for outcome in outcomes)
     assert not list(tmp_path.glob("memory*"))
@@ -110,9 +112,9 @@ def test_models_are_uploaded_after_their_data(src: Path, memory: Any, monkeypatc
     for name in ("put_file", "pipe_file"):
         own = getattr(type(memory), name)
 
-        def spy(self: Any, *given: Any, _own: Any = own, _to: int = name == "put_file", **more: Any) -> None:
-            order.append(given[_to].removeprefix("/hub/"))
-            _own(self, *given, **more)
+        def spy(self: Any, *arguments: Any, _own: Any = own, _to: int = name == "put_file", **more: Any) -> None:
+            order.append(arguments[_to].removeprefix("/hub/"))
+            _own(self, *arguments, **more)
 
         monkeypatch.setattr(type(memory), name, spy)
     done("memory://hub/src/big", out="memory://hub/out", external_data=True)
@@ -120,20 +122,20 @@ def test_models_are_uploaded_after_their_data(src: Path, memory: Any, monkeypatc
 
 
 def test_a_run_is_resumed_from_the_stores_listing(src: Path, memory: Any, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"out": "memory://hub/out", "summary": tmp_path / "s.jsonl"}
-    first = done("memory://hub/src", **given)
+    options: dict[str, Any] = {"out": "memory://hub/out", "summary": tmp_path / "s.jsonl"}
+    first = done("memory://hub/src", **options)
     with pytest.raises(ModelError, match=r"memory://hub/out/\S+ and 6 more files exist"):
         convert_many("memory://hub/src", out="memory://hub/out")
     with pytest.raises(ReportError, match=r"s\.jsonl exists"):
-        convert_many("memory://hub/src", **given)
+        convert_many("memory://hub/src", **options)
     with pytest.raises(ReportError, match=r"cannot write a summary to memory://hub/s\.jsonl: .* name a local file"):
         convert_many("memory://hub/src", out="memory://hub/out", summary="memory://hub/s.jsonl", resume=True)
     memory.pipe_file("/hub/src/model.onnx", net(src / "model.onnx", seed=9).read_bytes())
     memory.rm_file("/hub/out/decoder/plain.onnx")
     memory.pipe_file("/hub/src/big/model.onnx_data", (src / "big/model.onnx_data").read_bytes()[::-1])
-    again = done("memory://hub/src", **given, resume=True)
+    again = done("memory://hub/src", **options, resume=True)
     assert [o.source.removeprefix("memory://hub/src/") for o in again if o.finished] == ["decoder/model.onnx"]
-    assert len(again) == len(first) == 4 and all(o.finished for o in done("memory://hub/src", **given, resume=True))
+    assert len(again) == len(first) == 4 and all(o.finished for o in done("memory://hub/src", **options, resume=True))
     assert memory.exists("/hub/out/decoder/plain.onnx")
 
 
@@ -154,10 +156,10 @@ def test_failures_name_urls_and_do_not_stop_the_others(src: Path, memory: Any, t
 
 def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = run("memory://hub/src", "-o", "memory://hub/out", "--report", "s.jsonl")
-    assert shown.exit_code == 0, shown.stderr
-    assert "ok  memory://hub/out/decoder/plain.onnx: 2 of 2" in shown.stdout
-    assert "4 models done, 3 other files copied\nwrote s.jsonl\n" in shown.stderr
+    output = run("memory://hub/src", "-o", "memory://hub/out", "--report", "s.jsonl")
+    assert output.exit_code == 0, output.stderr
+    assert "ok  memory://hub/out/decoder/plain.onnx: 2 of 2" in output.stdout
+    assert "4 models done, 3 other files copied\nwrote s.jsonl\n" in output.stderr
     assert onnx.load_model_from_string(memory.cat_file("/hub/out/model.onnx")).graph.node
     wrong = run("memory://hub/src/model.onnx", "-o", "model_fp16.onnx")
     assert wrong.exit_code == 2 and "with URLs, -o must name a folder" in wrong.stderr
