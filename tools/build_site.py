@@ -30,7 +30,7 @@ EXTRA_PAGES = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SKILL.md"),
     *("benchmarks/README.md", "benchmarks/results/*.md"),
 )
-"""Pages outside docs/ that belong to the site."""
+"""The site's pages outside docs/."""
 LINK = re.compile(
     r"(?P<code>(?P<tick>`+)[^`].*?(?P=tick)(?!`))|(?P<text>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<to>[^)\s]+)\)"
 )
@@ -76,7 +76,7 @@ def staged(source: Path, files: dict[str, Path]) -> str:
 
 
 def misread(text: str) -> str:
-    """Return a fault that would build but display incorrectly; "" if there is none."""
+    """Return a fault in a page's display that does not fail the build; "" if there is none."""
     fence, lines = "", []
     for line in text.splitlines():
         mark = re.match(r"(?:[ >]*)(`{3,}|~{3,})", line)

@@ -184,7 +184,7 @@ def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
 
 
 def difference(newer: Json, older: Json) -> Json:
-    """Return the older table's entries that differ from the newer one, with null for missing entries."""
+    """Return the older table's entries different from the newer one, with null for missing entries."""
     gone = {key: None for key in newer if key not in older}
     return dict(sorted(({key: entry for key, entry in older.items() if newer.get(key) != entry} | gone).items()))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED = {"link": "href", **dict.fromkeys(("script", "img", "iframe", "source", "video", "audio"), "src")}
-"""Elements loaded by browsers, with the attribute that holds the address."""
+"""Elements loaded by browsers, with the attribute for the address."""
 NOT_LOADED = {"canonical", "alternate", "next", "prev", "edit"}
-"""Relations of a <link> that browsers do not load."""
+"""Relations of a <link> not loaded by browsers."""
 
 
 @dataclass

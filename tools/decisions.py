@@ -71,7 +71,7 @@ def exports() -> Iterator[Source]:
 
 
 def rules() -> Iterator[Source]:
-    """Yield each safety rule's smallest model that needs it, and the closest model that it must not change."""
+    """Yield the hit and near models of each safety rule: the smallest that needs it, the closest without need."""
     from amp_rewrite.decide.reasons import RULES
 
     for rule in RULES:
@@ -212,7 +212,7 @@ class Decisions:
 
 
 def differences(before: Decisions, after: Decisions) -> Iterator[str]:
-    """Yield a line for each variable, Cast and reason that differs between two conversions."""
+    """Yield a line for each different variable, Cast and reason in two conversions."""
     if before.refused != after.refused:
         yield f"refused: {before.refused or 'not before'} → {after.refused or 'not after'}"
     types, new_types = before.variables, after.variables

@@ -21,7 +21,7 @@ CUDA = "CUDAExecutionProvider"
 
 Json = dict[str, Any]
 Product = tuple[frozenset[str], ...]
-"""The types that a kernel accepts for each type variable."""
+"""A kernel's accepted types for each type variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def resolved(
 
 
 def merged(products: Iterable[Product]) -> list[Product]:
-    """Merge products that differ in only one place, without changing their union."""
+    """Merge products with only one difference, without changing their union."""
     rows = sorted(set(products), key=lambda row: [sorted(place) for place in row])
     width = len(rows[0])
     before = 0

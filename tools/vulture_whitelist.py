@@ -1,4 +1,4 @@
-"""Names that vulture wrongly reports as unused, with the reason for each. Only vulture reads this file."""
+"""Names wrongly reported by vulture as unused, with the reasons. Only vulture reads this file."""
 
 # Called by click.
 _.list_commands

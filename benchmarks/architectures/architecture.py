@@ -31,7 +31,7 @@ def seed_of(name: str) -> int:
 
 
 def livened(module: nn.Module) -> nn.Module:
-    """Give a module weights like those of a trained one: products that preserve magnitudes, and norms near 1.
+    """Give a module weights like those of a trained one: magnitude-preserving products, and norms near 1.
 
     A freshly initialized model has such small activations that a broken one would pass for a rounded one.
     """

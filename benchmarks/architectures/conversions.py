@@ -92,7 +92,7 @@ def errors(proto: bytes, feeds: Feeds, expected: Mapping[str, list[Array]]) -> d
 
 
 def counted(view: View) -> dict[str, Any]:
-    """Count ops, products, low products, and Casts, except of constants, which are folded when a model is loaded."""
+    """Count ops, products, low products, and Casts, except of constants, since runtimes fold them."""
     known = {value.id for value in view.values if value.tensor is not None and not value.overridable}
     for op in view.ops:
         if op.inputs and not op.bodies and all(value is None or value in known for value in op.inputs):
@@ -137,7 +137,7 @@ def line(fault: BaseException) -> str:
 
 
 def high(converted: Any) -> list[str]:
-    """Return the products that stay float32, with their reasons."""
+    """Return the products in float32, with their reasons."""
     rows = converted.report.rows
     return [f"{r.op} {r.name}: {r.why}: {r.note or r.reason}" for r in rows if r.op in COMPUTE and r.dtype == "float32"]
 

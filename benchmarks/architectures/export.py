@@ -28,7 +28,7 @@ EXPORTERS: Mapping[str, tuple[int, ...]] = {"dynamo": (18, 20, 21, 23), "torchsc
 LOW = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 FLOATS_TIMES = 8.0
 LARGE = 10_000_000
-"""The number of parameters from which dynamo writes external weights."""
+"""The minimum number of parameters for external weights from dynamo."""
 
 
 def registry() -> dict[str, Architecture]:

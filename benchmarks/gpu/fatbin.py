@@ -36,7 +36,7 @@ UNUSED = re.compile(
     rb"|fpA_intB|Int[248]Details|MatMulNBits|MatMulFloat[48]|block_scaled|Dequantize(?:Blockwise|4Bits)"  # few bits
     rb"|grp\d+_\w+?_(?:fp8|int8|int4|paged|spec_dec)"  # attention over caches of few bits, or in pages
 )
-"""Names of kernels that no row of the measurement runs."""
+"""Names of kernels not run by any row of the measurement."""
 
 
 class FormatError(ValueError):

@@ -1,4 +1,4 @@
-"""Run all measurements that need a GPU, starting with those for the headline table.
+"""Run all GPU measurements, starting with those for the headline table.
 
     python benchmarks/run.py gpu --models FOLDER --out DIR [--minutes 24] [--kinds KIND …] [--only NAME …]
     python benchmarks/run.py gpu --models FOLDER --out DIR --provider cpu --tiny     # the same steps without a GPU
@@ -57,14 +57,14 @@ OF_MODELS = ("latency", "variants", "kernels", "beside")
 UNTIMED = ("ops", "emulation")
 """Kinds of rows without times."""
 PLACES = ("scratch", "models", "file")
-"""Paths on the machine, which the results omit."""
+"""Paths on the machine, omitted from results."""
 DEPENDS = ("device", "driver", "cuda", "versions")
-"""Other facts that a row depends on, besides its job, as in `about`."""
+"""A row's other dependencies besides its job, as in `about`."""
 PACKAGES = ("amp-rewrite", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "ml_dtypes", "torch", "transformers")
 LIBRARIES = ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cuda-runtime")
 DIGITS = ("digits_cnn", "digits_vit")
 PACKED = "AMP_REWRITE_GPU_PACKED"
-"""Environment variable of `gpu_remote` that states the missing parts of onnxruntime."""
+"""Environment variable of `gpu_remote` for the missing parts of onnxruntime."""
 MIN_SECONDS = 10.0
 """The minimum remaining time to start another row, in seconds."""
 
@@ -182,14 +182,14 @@ class Suite:
         return row if key == self._keyed(job) else None
 
     def _keyed(self, job: Job) -> Job:
-        """Return a job with everything that its row depends on."""
+        """Return a job with all dependencies of its row."""
         return json.loads(json.dumps({**job, "on": {key: self.about.get(key) for key in DEPENDS}}))
 
     def _file(self, job: Job, suffix: str) -> Path:
         return self.out / "rows" / (job["name"].replace(" ", "_").replace("/", "-") + suffix)
 
     def _measured(self, job: Job) -> dict[str, Any]:
-        """Measure a job in a separate process, which may fail, die or take too long without affecting other rows."""
+        """Measure a job in a separate process, to protect other rows from crashes and hangs."""
         file = self._file(job, ".json")
         for folder in (file.parent, Path(job["scratch"])):
             folder.mkdir(parents=True, exist_ok=True)

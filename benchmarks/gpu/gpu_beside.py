@@ -129,7 +129,7 @@ class Placed:
 
     @property
     def images(self) -> bool:
-        """True if the module has two-dimensional convolutions, which depend on the layout."""
+        """True for two-dimensional convolutions, which depend on the layout."""
         return any(parameter.dim() == IMAGE for parameter in self.module.parameters())
 
     def laid(self, layout: str) -> Placed:

@@ -36,12 +36,12 @@ from benchmarks.shared import measure
 KEPT = measure.ROOT / "benchmarks" / "gpu" / "skeletons"
 """Archives of float32 and other tools' conversions, for comparison with any version of this package."""
 SOURCES = ("amp_rewrite", "lists")
-"""Folders with the code that converts models."""
+"""Folders with the conversion code."""
 Array = np.ndarray[Any, Any]
 
 
 def tree() -> str:
-    """Return a digest of the code that converts models, to recognize skeletons from different code."""
+    """Return a digest of the conversion code, to recognize skeletons from different code."""
     digest = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((measure.ROOT / folder).rglob("*")):
@@ -52,7 +52,7 @@ def tree() -> str:
 
 
 def commit() -> str:
-    """Return the last commit of the code that converts models, with a "+" if files differ; or "unknown"."""
+    """Return the last commit of the conversion code, with a "+" if files differ; or "unknown"."""
     try:
         done = [
             subprocess.run(
@@ -196,7 +196,7 @@ class Making:
 
 
 def kept(name: str) -> Path:
-    """Return the archive of a model's skeletons that do not depend on this package's code."""
+    """Return the archive of a model's skeletons independent of this package's code."""
     return KEPT / f"{name}{skeleton_files.ARCHIVE}"
 
 
@@ -224,7 +224,7 @@ def of_this_code(out: Path, name: str) -> bool:
 
 
 def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str]:
-    """Return the ways to make: those not tried yet, and the failed ways that are named."""
+    """Return the ways to make: those not tried yet, and the failed ways in `named`."""
     tried = about["ways"].keys() | (set() if named else about["missing"].keys())
     chosen = ["float32", *named] if named else ways_of(about["name"])
     return [key for key, way in WAYS.items() if not way.file and key not in tried and key in chosen]

@@ -95,7 +95,7 @@ REAL: Mapping[str, Callable[[Sources | None], Source]] = {
     "dense": lambda _: Dense(8192, 784, 4096),
     **{f"{name}_one": of_torch(f"{name}_one") for name in ("bert_base", "resnet50", "llama", "vit_base", "gpt2")},
 }
-"""Models in the order in which they are made and measured, the most important first; `_one` is a batch of one."""
+"""Models in the order of making and measuring, the most important first; `_one` is a batch of one."""
 
 TINY: Mapping[str, Callable[[Sources | None], Source]] = {
     "dense_tiny": lambda _: Dense(8, 32, 64),

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "benchmarks" / "run.py")
 STEPS = ("setup", "smoke", "grow", "gpu", "tests")
 LEAST = {"click": (8, 2), "networkx": (3, 3), "rich": (13, 7), "flatbuffers": (1,), "nvidia-ml-py": (12,)}
-"""Packages in the pack, with the lowest versions that suffice if the machine has them."""
+"""Packages in the pack, with the lowest sufficient versions on the machine."""
 LIBRARIES = ("nvidia/cu13/lib", "nvidia/cudnn/lib", "torch/lib")
 """Folders of PyTorch's CUDA libraries below site-packages."""
 PREFLIGHT = (
@@ -99,7 +99,7 @@ class Remote:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
     def _link_libraries(self) -> None:
-        """Link PyTorch's CUDA libraries next to onnxruntime, where it looks for them."""
+        """Link PyTorch's CUDA libraries next to onnxruntime, for it to find them."""
         link = self.dest / "site" / "nvidia"
         found = site_of("torch")
         if found is not None and (found / "nvidia").is_dir() and not link.exists():
@@ -195,7 +195,7 @@ class Remote:
         return code == 0
 
     def tests(self, seconds: float) -> bool:
-        """Run the tests that need a GPU."""
+        """Run the tests marked gpu."""
         words = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-W", "default", TESTS]
         return self.ran(words, seconds) == 0
 

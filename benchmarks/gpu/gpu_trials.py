@@ -48,7 +48,7 @@ def stated_masks(model: ModelProto) -> int:
 
 
 def odd_columns(model: ModelProto) -> int:
-    """Remove the columns of zeros that pad weights, and the Slice after the product."""
+    """Remove the padding columns of weights, and the Slice after the product."""
     wide = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Concat" and n.input[1][:6] == "zeros_"}
     products = {n.output[0]: n for n in model.graph.node if n.op_type == "MatMul" and n.input[1] in wide}
     cuts = [n for n in model.graph.node if n.op_type == "Slice" and n.input[0] in products]

@@ -67,7 +67,7 @@ WAYS: Mapping[str, Way] = {
         "AutoCast, every op", tool="modelopt_float16", python="autocast", packages=("nvidia-modelopt",)
     ),
 }
-"""Ways in the order in which they are opened, the most important first; float32 is the reference."""
+"""Ways in the order of opening, the most important first; float32 is the reference."""
 
 FEW = ("float32", "amp")
 """Ways for models with a batch of one, to compare with PyTorch."""
@@ -110,7 +110,7 @@ def by_peer(way: Way, model: str, source: Path, target: Path, settings: Mapping[
 
 
 def made_with(way: Way, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of the packages that determine a way's result, in its interpreter."""
+    """Return the versions of a way's packages in its interpreter."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     command = [settings[way.python] if way.python else sys.executable, "-c", code, *way.packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -240,7 +240,7 @@ def _with_differences(recipe: Recipe, made: Array, wanted: Array) -> Recipe | No
 
 
 def _scale(source: Array, array: Array) -> Array | None:
-    """Return a scale per row that gives an array's rows from a source's after rounding; None if there is none.
+    """Return scales from a source's rows to an array's, up to rounding; None if there are none.
 
     Each element bounds the scale to an interval, since it must round to that element; the scale is in all of them.
     """

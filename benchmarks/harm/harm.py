@@ -111,7 +111,7 @@ class Judged:
 
     @property
     def batch(self) -> str:
-        """The batch to show: one that ours harms, or else the one with our largest error."""
+        """The batch to show: one harmed by ours, or else the one with our largest error."""
         ours = self.errors["ours"]
         return max(ours, key=lambda batch: (bool(self._right(batch)), ours[batch]))
 
@@ -246,7 +246,7 @@ _NUMPY = {"tensor(float16)": np.dtype(np.float16), "tensor(float)": np.dtype(np.
 
 
 def _casts_on_cuda(models: Sequence[Path]) -> list[int | None]:
-    """Return the number of Casts that onnxruntime leaves on CUDA; None without the stub, or if it rejects the model.
+    """Return the number of Casts left on CUDA by onnxruntime; None without the stub, or for a rejected model.
 
     This skips models of more than 400 MB, since the stub copies weights, which takes minutes.
     """
@@ -382,7 +382,7 @@ def cells(row: Judged) -> tuple[object, ...]:
 
 
 def compared(row: Judged) -> tuple[object, ...]:
-    """Return one row of the table that compares two versions."""
+    """Return one row of the table of two versions."""
     if row.fault or row.before is None or row.size is None:
         return (row.model, *["–"] * 7, row.judgement)
     errors = [f"{row.shown(way):.1e}" for way in (BEFORE, "ours", "A", "B")]

@@ -117,7 +117,7 @@ def rises(groups: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> It
 
 
 def wrong(groups: Mapping[str, Any], word: str, reasons: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model with a judgement that starts with a word: its errors and its reason."""
+    """Yield the errors and the reason of each model with a judgement starting with `word`."""
     for group in groups.values():
         for to in TYPES:
             for row in judged(group, to):
@@ -152,7 +152,7 @@ def failed_exports(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def faults(group: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each model that could not be measured, with the error."""
+    """Yield a row for each unmeasured model, with the error."""
     found = {row.model: row.fault for to in TYPES for row in judged(group, to) if row.fault}
     yield from ((model, _plain(why)) for model, why in found.items())
 

@@ -90,7 +90,7 @@ def _error(row: Row) -> str:
 
 
 def _best(rows: Sequence[Row]) -> str:
-    """Return the lowest error, and if it takes more Casts than another tool, also the error of that tool."""
+    """Return the lowest error, and the error with the fewest Casts if it is another tool's."""
     if not rows:
         return "–"
     best = min(rows, key=lambda row: (float(_error(row)), row["judged"]["casts"]))

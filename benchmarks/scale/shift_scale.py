@@ -1,4 +1,4 @@
-"""Memory and time of shifting weights, which are scaled as they are written, by their size.
+"""Memory and time of shifting weights while writing them, by their size.
 
     python benchmarks/run.py shift_scale [--sizes 0.5 2 5] [--folder DIR]
 

@@ -79,7 +79,7 @@ def scaled(own: Mapping[str, Any], truth: Mapping[str, Any]) -> float:
 
 
 class Device:
-    """OpenVINO in the other interpreter, which is restarted if it crashes."""
+    """OpenVINO in the other interpreter, restarted after a crash."""
 
     def __init__(self, python: str) -> None:
         self.python = python

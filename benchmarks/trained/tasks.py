@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, its package (`name==version`), model files by key, and the function that runs it."""
+    """A task, its package (`name==version`), model files by key, and its function."""
 
     name: str
     package: str

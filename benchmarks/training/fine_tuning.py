@@ -48,7 +48,7 @@ class Subject:
 
 
 def _text(rng: np.random.Generator) -> Batch:
-    """Return rows that count up from a random number by 1, 2 or 3."""
+    """Return rows counting up from a random number by 1, 2 or 3."""
     start, by = rng.integers(0, WORDS - 3 * TOKENS, (ROWS, 1)), rng.integers(1, 4, (ROWS, 1))
     words = start + by * np.arange(TOKENS + 1)
     return {"input_ids": words[:, :-1], "attention_mask": np.ones((ROWS, TOKENS), np.int64), "labels": words[:, 1:]}
@@ -62,7 +62,7 @@ def _classified(rng: np.random.Generator) -> Batch:
 
 
 def _images(rng: np.random.Generator) -> Batch:
-    """Return noise with bright rows, whose position is the class."""
+    """Return noise with bright rows at a position given by the class."""
     labels = rng.integers(0, CLASSES, ROWS)
     images = rng.standard_normal((ROWS, 3, 32, 32)).astype(np.float32)
     for image, label in zip(images, labels, strict=True):
@@ -138,7 +138,7 @@ class Training:
 
 
 class Ours:
-    """Trainers of one exported model, which restart from each module's weights."""
+    """Trainers of one exported model, restarted from each module's weights."""
 
     def __init__(self, subject: Subject) -> None:
         from amp_rewrite.train import Adam, Trainer, from_torch, training_step

@@ -91,7 +91,7 @@ def _path(folder: str | Path, name: str, mode: str) -> str:
 
 
 class Ours:
-    """A step in a `Trainer`, whose state stays on the device."""
+    """A step in a `Trainer`, with its state on the device."""
 
     def __init__(self, step: TrainingStep, device: str, tf32: bool) -> None:
         from amp_rewrite.train import Trainer
@@ -283,7 +283,7 @@ def measured(name: str, modes: Sequence[str], device: str, pairs: int, folder: s
 
 
 def merged(results: str, row: Row) -> list[Row]:
-    """Return the stored rows with this one, which replaces the row of its model and mode."""
+    """Add a row to the stored ones, in place of the row of its model and mode."""
     path = measure.RESULTS / f"{results}.json"
     saved = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
     rows = {(one.model, one.mode): one for one in map(Row.read, (s for s in saved if "turns" in s))}

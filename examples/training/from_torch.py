@@ -51,7 +51,7 @@ def trainable(module: nn.Module, inputs: Mapping[str, Tensor], output: str) -> o
 
 
 class _Stateless(nn.Module):
-    """The module as a function of inputs and state. A tuple hides the module, so that its own state is not exported."""
+    """The module as a function of inputs and state. A tuple hides its own state from the export."""
 
     def __init__(self, module: nn.Module, names: tuple[str, ...], inputs: int) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ def by_loop(run: Run, digits: Digits) -> Outcome:
 
 
 def logits(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Run the network in numpy, to evaluate the weights that the loop trained."""
+    """Run the network in numpy, to evaluate the weights from the loop."""
     for number in (1, 2):
         x = np.maximum(x @ weights[f"w{number}"] + weights[f"b{number}"], 0)
     return x @ weights["w3"] + weights["b3"]

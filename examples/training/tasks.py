@@ -24,7 +24,7 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Task:
-    """A model's optimizer and its endless batches, which are the same each time, with the targets as `label`."""
+    """A model's optimizer, and its endless and reproducible batches, with the targets as `label`."""
 
     name: str
     source: str
