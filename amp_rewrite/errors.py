@@ -72,12 +72,12 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return the share as a whole percentage; 100 % only for the whole, 0 % only for nothing."""
+    """Return the share as a whole percentage; 100% only for the whole, 0% only for nothing."""
     if whole == 0:
         return "-"
     percent = 100 * part / whole
     rounded = min(max(round(percent), 1), 99) if 0 < part < whole else round(percent)
-    return f"{rounded} %"
+    return f"{rounded}%"
 
 
 def plain(text: str) -> str:

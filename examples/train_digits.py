@@ -232,7 +232,7 @@ def main() -> None:
         measured = accuracy(model, torch.tensor(x_test), torch.tensor(y_test))
         path = folder / f"{name}.onnx"
         export(model, path)
-        print(f"{path}: {path.stat().st_size:,} bytes, {100 * measured:.2f} % of {len(y_test)} held-out digits")
+        print(f"{path}: {path.stat().st_size:,} bytes, {100 * measured:.2f}% of {len(y_test)} held-out digits")
         if args.epochs is None and measured <= REQUIRED_ACCURACY:
             raise SystemExit(f"{name} has an accuracy of {measured:.4f}; it must exceed {REQUIRED_ACCURACY}")
 

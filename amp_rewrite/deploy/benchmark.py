@@ -42,7 +42,7 @@ Seconds = NDArray[Any]
 """The duration of each run: float64[rounds, runs]."""
 
 _RESAMPLES = 2000  # for the bootstrap
-_TAILS = (2.5, 97.5)  # percentiles of a 95 % interval
+_TAILS = (2.5, 97.5)  # percentiles of a 95% interval
 _WARM_UP = 10  # unmeasured runs of each model
 _ROUND, _MAX_RUNS = 0.05, 50  # seconds of a round for the slowest model; the most runs in a round
 
@@ -64,7 +64,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """The speed relative to a baseline, and its 95 % interval; None for a single round."""
+    """The speed relative to a baseline, and its 95% interval; None for a single round."""
 
     factor: float
     low: float | None

@@ -356,7 +356,7 @@ def type_of(source: Model) -> Check:
         words = f"quantized, {'the rest ' if named else ''}{words}"
         counted.append(count(report.totals.integer_ops, "integer op"))
     sizes = {dtype: size for dtype, size in report.weights.items() if size}
-    stored = ", ".join(f"{100 * size / sum(sizes.values()):.3g} % {dtype}" for dtype, size in sizes.items())
+    stored = ", ".join(f"{100 * size / sum(sizes.values()):.3g}% {dtype}" for dtype, size in sizes.items())
     facts = [f"ops: {', '.join(counted)}"] if counted else []
     return Check("type", OK, "; ".join([words, *facts, *([f"weights: {stored}"] if stored else [])]))
 

@@ -213,7 +213,7 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
         f"{range_.absmax:.4g}" if range_.nonfinite < range_.count else "-",
         f"{headroom:.3g}" if math.isfinite(headroom) else "-",
         f"{range_.absmin:.4g}" if range_.absmin else "-",
-        *(f"{100 * part / range_.count:.3g} %" if part else "-" for part in counts),
+        *(f"{100 * part / range_.count:.3g}%" if part else "-" for part in counts),
         str(range_.count),
     )
 

@@ -115,7 +115,7 @@ class Expectation:
             met, fact = 0 < len(matching) == len(chosen), self._types(noun, chosen, len(matching))
         elif self.unit == "%":
             met = whole > 0 and _COMPARE[self.sign](100 * part, float(self.value) * whole)
-            fact = f"{100 * part / whole:.4g} % ({self._words(noun, items, part)})" if whole else f"there is no {noun}"
+            fact = f"{100 * part / whole:.4g}% ({self._words(noun, items, part)})" if whole else f"there is no {noun}"
         else:
             met = _COMPARE[self.sign](part, float(self.value) * _UNITS[self.unit])
             fact = size(part) if self.subject == "weights" else self._words(noun, items, part)

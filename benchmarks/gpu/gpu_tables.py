@@ -84,7 +84,7 @@ def _latencies(rows: Rows) -> list[str]:
     head = ("model", "way", "ms", "p5–p95", *(f"vs {WAYS[base].name}" for base in BASELINES), "TFLOP/s", "of the best")
     more = ("MB", "error L2", "error max", "not finite", "same argmax", "MHz, W, °C")
     notes = [
-        "All ways of a model alternate in one process; speed-ups have a 95 % interval over rounds. Inputs and outputs",
+        "All ways of a model alternate in one process; speed-ups have a 95% interval over rounds. Inputs and outputs",
         "stay on the device, and each run is synchronized. Errors are relative to float32. `of the best`: relative to",
         "PyTorch's best float16 product here. `MB`: memory in addition to the ways opened before.",
     ]
@@ -100,7 +100,7 @@ def _latency(job: Mapping[str, Any], row: Mapping[str, Any], way: str, peak: flo
         *(job["model"], WAYS[way].name, _ms(timing["median"]), f"{_ms(timing['p5'])}–{_ms(timing['p95'])}"),
         *(_ratio(ratios.get(base)) for base in BASELINES),
         f"{rate:.3g}",
-        "–" if peak is None else f"{100 * rate / peak:.0f} %",
+        "–" if peak is None else f"{100 * rate / peak:.0f}%",
         "–" if memory is None else f"{memory / 1e6:.0f}",
         *(_error(error[kind]) for kind in ("l2", "largest")),
         "–" if error["nonfinite"] is None else str(error["nonfinite"]),

@@ -57,7 +57,7 @@ def _timing(seconds: Sequence[float], by_round: Sequence[float], card: Sequence[
 
 
 def ratio(base: Timing, other: Timing) -> list[float]:
-    """Return the speed-up of the other: the geometric mean over rounds, and its 95 % interval (bootstrap)."""
+    """Return the speed-up of the other: the geometric mean over rounds, and its 95% interval (bootstrap)."""
     logs = np.log(base["rounds"]) - np.log(other["rounds"])
     drawn = np.random.default_rng(0).integers(0, len(logs), (RESAMPLES, len(logs)))
     low, high = np.exp(np.percentile(logs[drawn].mean(axis=1), (2.5, 97.5)))

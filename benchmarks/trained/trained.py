@@ -45,7 +45,7 @@ NOTES = """## Differences and their causes
   where the detector's score is near its threshold of 0.3.
 - **Kokoro** keeps the length of its sound. In both types, its spectrum differs from float32's as much as float32's
   own does when the last bits change. Dynamic quantizers turn the last bit of an activation into a step of 1/255
-  of the largest one: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17 %. The vocoder also accumulates
+  of the largest one: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17%. The vocoder also accumulates
   the pitch to phases of 20,000 radians and takes their sine: an error of 10⁻⁴ there is two radians. The phases
   themselves stay float32, and keeping other ops does not help. Compare such a model by ear.
 - **SwiftF0** and the int8 models differ by less than float32 does when the last bits change.

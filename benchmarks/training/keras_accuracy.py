@@ -104,7 +104,7 @@ def main() -> None:
             for policy in POLICIES:
                 found[policy].append(here(exported, weights, policy, data, args.epochs, seed))
             found["keras"].append(by_keras(keras, model, data, args.epochs))
-        cells = [f"{100 * statistics.mean(own):.2f} ± {100 * statistics.stdev(own):.2f} %" for own in found.values()]
+        cells = [f"{100 * statistics.mean(own):.2f} ± {100 * statistics.stdev(own):.2f}%" for own in found.values()]
         print("| " + " | ".join((name, backend, *cells)) + " |", flush=True)
 
 

@@ -175,7 +175,7 @@ def table(found: dict[str, list[Outcome]]) -> str:
         losses = _spread([o.losses[-1] for o in outcomes], 4)
         percent = _spread([100 * a for a in accuracies], 2)
         points = _spread([100 * d for d in differences], 2)
-        lines.append(f"| {policy} | {losses} | {percent} % | {points} | {sum(o.skipped for o in outcomes)} |")
+        lines.append(f"| {policy} | {losses} | {percent}% | {points} | {sum(o.skipped for o in outcomes)} |")
     return "\n".join(lines)
 
 
@@ -216,7 +216,7 @@ def main() -> None:
             outcome = outcome_of(Run(seed, policy, *settings), digits, args.log)
             found[policy].append(outcome)
             curve = " ".join(f"{loss:.3f}" for loss in outcome.losses)
-            print(f"seed {seed} {policy}: {curve}; {100 * outcome.accuracy:.2f} % {outcome.where}", flush=True)
+            print(f"seed {seed} {policy}: {curve}; {100 * outcome.accuracy:.2f}% {outcome.where}", flush=True)
     print(table(found))
     if args.curves:
         curves = {policy: [o.losses for o in outcomes] for policy, outcomes in found.items()}

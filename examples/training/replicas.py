@@ -48,7 +48,7 @@ def main() -> None:
                 print(f"epoch {epoch}: loss {np.mean(losses):.4f}", flush=True)
         (output,) = loss.predict({"image": digits.x_test}).values()
         accuracy = np.mean(output.argmax(1) == digits.y_test)
-        print(f"replica {replicas.rank} of {replicas.world}: {100 * accuracy:.2f} % held out")
+        print(f"replica {replicas.rank} of {replicas.world}: {100 * accuracy:.2f}% held out")
 
 
 if __name__ == "__main__":

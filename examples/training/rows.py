@@ -63,7 +63,7 @@ def main() -> None:
         losses, trainer = trained(network(args.cell, args.hidden, 0), policy, digits, args.epochs)
         accuracy = trainer.evaluate(digits.test).metrics["accuracy"]
         curve = " ".join(f"{loss:.3f}" for loss in losses)
-        print(f"{args.cell} {policy}: {curve}; {100 * accuracy:.2f} %, {trainer.skipped} steps skipped", flush=True)
+        print(f"{args.cell} {policy}: {curve}; {100 * accuracy:.2f}%, {trainer.skipped} steps skipped", flush=True)
 
 
 if __name__ == "__main__":

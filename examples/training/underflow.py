@@ -58,10 +58,10 @@ def main() -> None:
     args = parser.parse_args()
     hidden, epochs = (32, 20) if args.quick else (256, 30)
     digits = load()
-    print(f"{digits.origin}; guessing is right for {100 * np.bincount(digits.y_test).max() / len(digits.y_test):.0f} %")
+    print(f"{digits.origin}; guessing is right for {100 * np.bincount(digits.y_test).max() / len(digits.y_test):.0f}%")
     for name, policy, loss_scale in RUNS:
         accuracy, first, last = run(small_loss(hidden), policy, loss_scale, digits, epochs)
-        print(f"{name:<31} loss {first:.3f} → {last:.3f} millionths, accuracy {100 * accuracy:.2f} %", flush=True)
+        print(f"{name:<31} loss {first:.3f} → {last:.3f} millionths, accuracy {100 * accuracy:.2f}%", flush=True)
 
 
 if __name__ == "__main__":

@@ -288,4 +288,4 @@ def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, omitted: int) ->
 
 
 def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.3g} %" if part and whole else "–"
+    return f"{100 * part / whole:.3g}%" if part and whole else "–"

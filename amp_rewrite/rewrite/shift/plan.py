@@ -317,7 +317,7 @@ def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
 
 
 def constant_fits(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
-    """True if a constant times 2⁻ᵉ rounds to the low type with at most 10 % more error, and does not overflow."""
+    """True if a constant times 2⁻ᵉ rounds to the low type with at most 10% more error, and does not overflow."""
     if math.ldexp(fit.absmax, -exponent) > to.max >= fit.absmax:
         return False
     step = max(1, fit.count // _SAMPLE_SIZE)
@@ -335,7 +335,7 @@ def _error(exact: Array, to: DType, *, flush: bool) -> float:
 
 
 def value_fits(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
-    """True if a measured value times 2⁻ᵉ rounds with at most 10 % more error, judging by its counts.
+    """True if a measured value times 2⁻ᵉ rounds with at most 10% more error, judging by its counts.
 
     The counts give one point of the distribution, the share of elements below the smallest normal number. Magnitudes
     near zero are assumed to be uniformly distributed, as in most tensors, so the share below a bound is proportional to

@@ -260,7 +260,7 @@ def test_a_convolution_names_the_opset_that_bfloat16_needs() -> None:
     share, finding = converted(case).report.findings
     assert (finding.kind, finding.subject) == ("schema_gate", "Conv")
     assert share.kind == "mostly_float32"
-    assert "schema_gate keeps 100 %" in share.message and "opset 22" in share.message
+    assert "schema_gate keeps 100%" in share.message and "opset 22" in share.message
 
 
 # -- 55: half on a CPU -----------------------------------------------------------------------------------

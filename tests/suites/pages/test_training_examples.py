@@ -51,7 +51,7 @@ def learned_equally_well(text: str, losses: int, of_first: float, least: float, 
     for policy, curve in curves.items():
         assert len(curve) == losses and curve[-1] < of_first * curve[0]
         np.testing.assert_allclose(curve, curves["float32"], atol=0.05, err_msg=policy)
-    assert min(float(accuracy) for *_, accuracy in found) > least  # guessing gets 19 %
+    assert min(float(accuracy) for *_, accuracy in found) > least  # guessing gets 19%
 
 
 def test_the_loss_scale_is_drawn_with_its_skipped_steps(tmp_path: Path) -> None:

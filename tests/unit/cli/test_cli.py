@@ -263,7 +263,7 @@ def test_an_option_a_setting_and_a_keyword_agree(model: str) -> None:
 
 CONVERTED = """\
 net.onnx → float16
-  work     100 % of FLOPs in float16: 2 of 2 compute ops
+  work     100% of FLOPs in float16: 2 of 2 compute ops
   weights  224 B → 112 B
   target   ort-cuda
 
@@ -281,7 +281,7 @@ AGAIN = "amp-rewrite convert net.onnx --lists own.yaml --no-check "
 DATA = "--data batches.npz --tolerance 1e-2"
 STOCK = """\
 net.onnx
-  work     0 % of FLOPs in float16 or bfloat16: 0 of 2 compute ops
+  work     0% of FLOPs in float16 or bfloat16: 0 of 2 compute ops
   weights  224 B
   Casts    0
 
@@ -401,7 +401,7 @@ def test_expectations_determine_the_exit_code_and_show_the_numbers(model: str) -
     done = run("report", model, "--expect", "casts <= 4", "--expect", "float16 >= 95%")
     assert done.exit_code == 1
     assert done.stdout.endswith(
-        "expected\n  met     casts <= 4      0 casts\n  failed  float16 >= 95%  0 % (0 of 4 float ops)\n"
+        "expected\n  met     casts <= 4      0 casts\n  failed  float16 >= 95%  0% (0 of 4 float ops)\n"
     )
     assert run("report", model, "--expect", "io = float32").exit_code == 0
 

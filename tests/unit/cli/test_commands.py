@@ -103,7 +103,7 @@ half.onnx against full.onnx
   reference  full.onnx
   candidate  half.onnx: float16 emulated
   data       large.npz: 1 batch
-  matched    2 of 2 values (100 %)
+  matched    2 of 2 values (100%)
 
 the error first jumps at
   op  type  runs as  adds  off by  max abs  largest value

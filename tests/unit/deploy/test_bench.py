@@ -81,7 +81,7 @@ def test_the_interval_of_a_speedup_covers_the_truth_in_about_95_of_100_cases() -
         found = speed_up(2 * a, b, seed=case)
         assert found.low is not None and found.high is not None
         covered += found.low <= 2 <= found.high
-    # A percentile interval of 20 rounds covers slightly less than 95 %; 200 cases give ± 4 at two deviations.
+    # A percentile interval of 20 rounds covers slightly less than 95%; 200 cases give ± 4 at two deviations.
     assert 0.88 <= covered / 200 <= 0.99
 
 

@@ -25,7 +25,7 @@ def found(graph: str = CHAIN, output: str = "v8", **options: Any) -> list[str]:
 def test_a_model_without_lowered_ops_is_reported_with_cause_and_remedy() -> None:
     (message,) = found(keep=["op=MatMul"])
     assert message == (
-        "float16 has no compute op: keep keeps 100 % in float32 · the result is effectively float32 · keep fewer ops"
+        "float16 has no compute op: keep keeps 100% in float32 · the result is effectively float32 · keep fewer ops"
     )
 
 
@@ -33,7 +33,7 @@ def test_a_model_without_lowered_ops_is_reported_with_cause_and_remedy() -> None
 def test_only_a_small_lowered_share_is_reported(kept: int, count: int) -> None:
     messages = found(keep=[f"output=v{i + 1}" for i in range(kept)] if kept else [])
     assert len(messages) == count
-    assert all("12 % of the operations of 8 compute ops: keep keeps 88 %" in message for message in messages)
+    assert all("12% of the operations of 8 compute ops: keep keeps 88%" in message for message in messages)
 
 
 def test_the_share_counts_operations_rather_than_ops() -> None:
@@ -44,13 +44,13 @@ def test_the_share_counts_operations_rather_than_ops() -> None:
     report = amp_rewrite.convert(model, target="onnx", keep=["output=y"]).report
     assert (report.totals.compute_lowered, report.totals.compute_ops) == (3, 4)
     (message,) = (f.message for f in report.findings if f.kind == "mostly_float32")
-    assert message.startswith("float16 has 1 % of the operations")
+    assert message.startswith("float16 has 1% of the operations")
 
 
 def test_long_sums_on_a_target_are_named_as_the_cause() -> None:
     model = build("a=MatMul(x,w);y=MatMul(a,w)", ["y"], shapes={"x": (4, 512)}, constants={"w": np.eye(512)})
     (finding,) = (f for f in amp_rewrite.convert(model, target="webgpu").report.findings if f.kind == "mostly_float32")
-    assert "long_sum keeps 100 %" in finding.message and "--lower 'op=MatMul'" in finding.message
+    assert "long_sum keeps 100%" in finding.message and "--lower 'op=MatMul'" in finding.message
 
 
 IMAGES = {"shapes": {"x": (1, 8, 6, 6)}, "constants": {"k": np.ones((8, 8, 3, 3))}}

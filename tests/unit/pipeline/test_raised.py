@@ -286,7 +286,7 @@ def test_a_half_model_is_lowered_as_far_as_its_float32_model(name: str, to: str)
     assert result.report.totals.compute_lowered == result.report.totals.compute_ops
     assert result.report.totals.compute_lowered == direct.report.totals.compute_lowered > 0
     assert OTHER[to] not in types(result.model)
-    assert f"100 % of FLOPs in {to}: " in result.report.text()
+    assert f"100% of FLOPs in {to}: " in result.report.text()
     (finding,) = (finding for finding in result.report.findings if finding.kind == "widened")
     assert f"ops compute in {OTHER[to]}" in finding.message
 

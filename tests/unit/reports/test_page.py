@@ -304,8 +304,8 @@ def test_of_many_outputs_the_worst_are_drawn_with_caveats_below() -> None:
     ("fit", "words"),
     [
         (Fit(100, 0, 6.4e4, 1.0), "1.02× to spare"),
-        (Fit(100, 0, 7e4, 1.0, 3), "3 % overflow"),
-        (Fit(100, 5, 7e4, 1.0, 3), "5 % infinite or NaN"),
+        (Fit(100, 0, 7e4, 1.0, 3), "3% overflow"),
+        (Fit(100, 5, 7e4, 1.0, 3), "5% infinite or NaN"),
     ],
 )
 def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> None:

@@ -369,7 +369,7 @@ def test_texts_are_plain_sizes_have_units_and_only_a_whole_share_is_100_percent(
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 2 * 10**9, 3 * 10**12)] == [
         *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.0 GB", "3.0 TB"),
     ]
-    assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0 %", "1 %", "99 %", "100 %"]
+    assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0%", "1%", "99%", "100%"]
 
 
 def test_explain_follows_reasons_to_the_root_even_in_a_circle() -> None:
@@ -463,11 +463,11 @@ def report() -> Report:
 @pytest.mark.parametrize(
     ("text", "met", "fact"),
     [
-        ("float16 >= 95%", False, "66.67 % (2 of 3 float ops)"),
+        ("float16 >= 95%", False, "66.67% (2 of 3 float ops)"),
         ("float16=2", True, "2 of 3 float ops"),
         ("int64 = 1", True, "1 of 4 ops"),
         ("float32 < 1", False, "1 of 3 float ops"),
-        ("compute >= 100 %", True, "100 % (2 of 2 compute ops)"),
+        ("compute >= 100%", True, "100% (2 of 2 compute ops)"),
         ("casts <= 2", True, "2 casts"),
         ("ops <= 3", False, "4 ops"),
         ("ops > 3", True, "4 ops"),
@@ -484,7 +484,7 @@ def report() -> Report:
         ("weights < 3999", False, "4.0 kB"),
         ("weights = float16", False, "3.0 kB float16, 900 B float32"),
         ("weights != bfloat16", True, "3.0 kB float16, 900 B float32"),
-        ("weights[float32] <= 22.5%", True, "22.5 % (3.0 kB float16, 900 B float32, 100 B int64)"),
+        ("weights[float32] <= 22.5%", True, "22.5% (3.0 kB float16, 900 B float32, 100 B int64)"),
         ("weights[float32] <= 1 kB", True, "900 B"),
     ],
 )
