@@ -76,10 +76,7 @@ FEATURES = (
         "1.27",
         "float32 LayerNormalization of values far from zero on the CPU",
         "",
-        (
-            "test_fusions.py::test_results_match_float32",
-            "lost_digits hit",
-        ),
+        ("test_fusions.py::test_results_match_float32", "lost_digits hit"),
     ),
     Feature(
         "onnxruntime",

@@ -122,10 +122,7 @@ CONTRIB = (
     ("{o}_j = Reshape ({a}, batch) {o}_c = com.microsoft.MultiHeadAttention <num_heads = 2> ({o}_j, {o}_j, {o}_j)"
      + _BACK, 9),
 )  # fmt: skip
-OWN = (
-    ("{o}, {o}_u = own.G <slope = 0.25> ({a})", 16),
-    ("{o} = own.H ({a}, {b})", 16),
-)
+OWN = (("{o}, {o}_u = own.G <slope = 0.25> ({a})", 16), ("{o} = own.H ({a}, {b})", 16))
 """Functions with an attribute, a second result, an inner function or a body: `FUNCTIONS`."""
 
 FUNCTIONS = """

@@ -10,10 +10,7 @@ import pytest
 import amp_rewrite
 from benchmarks.gpu import gpu_fused
 
-pytestmark = [
-    *(pytest.mark.stub, pytest.mark.torch, pytest.mark.transformers),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [*(pytest.mark.stub, pytest.mark.torch, pytest.mark.transformers), pytest.mark.filterwarnings("ignore")]
 LAYERS = 2
 WIDE = {"hidden_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 128}
 

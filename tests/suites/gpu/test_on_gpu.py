@@ -26,10 +26,7 @@ from support.train.processes import started
 from support.train.replica import STEPS, Loop
 from unit.deploy.test_serving import CNN, IMAGES, MLP
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not cuda_opens(), reason="no CUDA provider opens here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda_opens(), reason="no CUDA provider opens here")]
 MODELS = ROOT / "examples" / "models"
 # Two of the 360 digits, as in the demo.
 LOST_ANSWERS = 2

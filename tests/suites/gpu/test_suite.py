@@ -11,15 +11,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.runtime.runner import CPU, cuda_opens
-from benchmarks.gpu import (
-    gpu_beside,
-    gpu_make,
-    gpu_models,
-    gpu_trials,
-    gpu_turns,
-    skeleton,
-    skeleton_files,
-)
+from benchmarks.gpu import gpu_beside, gpu_make, gpu_models, gpu_trials, gpu_turns, skeleton, skeleton_files
 from suites.gpu.conftest import RUN, SMALL, benchmark
 from support.commands import run
 from support.fusing import outputs_of

@@ -22,10 +22,7 @@ def test_a_demo_model_is_small_valid_float32_and_does_not_name_its_build_machine
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     assert path.stat().st_size < 1_000_000
-    assert {tensor.data_type for tensor in model.graph.initializer} <= {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.INT64,
-    }
+    assert {tensor.data_type for tensor in model.graph.initializer} <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     text = str(model)
     assert [word for word in ("metadata_props", "doc_string", "site-packages", ".py") if word in text] == []

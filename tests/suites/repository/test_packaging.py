@@ -99,10 +99,7 @@ def test_every_runtime_dependency_states_its_lowest_version(requirement: str) ->
 def test_macos_gets_the_onnxruntime_that_exists_there() -> None:
     needs = HOOK["runtime"]["cuda"]
     marked = {need.split(">=")[0]: need.partition("; ")[2] for need in needs if need.startswith("onnxruntime")}
-    assert marked == {
-        "onnxruntime-gpu": "sys_platform != 'darwin'",
-        "onnxruntime": "sys_platform == 'darwin'",
-    }
+    assert marked == {"onnxruntime-gpu": "sys_platform != 'darwin'", "onnxruntime": "sys_platform == 'darwin'"}
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

@@ -48,13 +48,7 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     yield _table(
         ("op and shapes", "device", "emulated", "times", "allowed"),
         [
-            (
-                row["case"],
-                f"{row['device']:.1e}",
-                f"{row['emulated']:.1e}",
-                f"{times(row):.2f}",
-                f"{row['factor']:.3g}",
-            )
+            (row["case"], f"{row['device']:.1e}", f"{row['emulated']:.1e}", f"{times(row):.2f}", f"{row['factor']:.3g}")
             for row in numbers["ops"]
         ],
     )
@@ -70,16 +64,7 @@ def _sections(numbers: Numbers) -> Iterator[str]:
         f"allow {BOUND:g})."
     )
     yield _table(
-        (
-            "model",
-            "device",
-            "emulated",
-            "times",
-            "low",
-            "terms",
-            "nodes on device / CPU",
-            "floats on the CPU",
-        ),
+        ("model", "device", "emulated", "times", "low", "terms", "nodes on device / CPU", "floats on the CPU"),
         [_model(row) for row in numbers["models"]],
     )
     yield _text(

@@ -167,9 +167,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_only_a_missing_onnxruntime_shows_no_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_a_missing_onnxruntime_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def benched(error: ImportError) -> str:
         def fail(*_: object, **__: object) -> None:
             raise error

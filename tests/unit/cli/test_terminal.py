@@ -84,10 +84,7 @@ def test_a_narrow_table_wraps_between_words_and_cuts_longer_ones() -> None:
         lines = table([("1", "a_name_that_is_far_too_long_for_it", "words that say why it is so")], right=">")
     finally:
         WIDTH.reset(token)
-    assert lines == [
-        "  1  a_name_th…  words that say why",
-        "                 it is so",
-    ]
+    assert lines == ["  1  a_name_th…  words that say why", "                 it is so"]
 
 
 # -- colors -------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ RUNTIME_1_32 = {  # onnxruntime.transformers.float16 of onnxruntime 1.32.0
         "model, min_positive_val=5.96e-08, max_finite_val=65504.0, keep_io_types=False, disable_shape_infer=False,"
         " op_block_list=None, node_block_list=None, force_fp16_initializers=False, force_fp16_inputs=None,"
         " use_bfloat16_as_blocked_nodes_dtype=False"
-    ),
+    )
 }
 OURS_FOR = {"min_positive_val", "max_finite_val", "check_fp16_ready"}
 """Parameters with the default None here, so that only explicit values warn."""

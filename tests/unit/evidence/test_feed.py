@@ -199,10 +199,7 @@ def test_unsupported_data_is_refused(data: object, message: str) -> None:
             "input 'x' of batch 0 cannot be converted to an array: setting an array element",
         ),
         ({**BATCH, "x": None}, "input 'x' of batch 0 holds objects; give an array of numbers"),
-        (
-            {"x": X[:0], "i": I[:0]},
-            "batch 0 has no elements: x [0, 3], i [0]; give at least one row",
-        ),
+        ({"x": X[:0], "i": I[:0]}, "batch 0 has no elements: x [0, 3], i [0]; give at least one row"),
         (
             {**BATCH, "x": np.float32([[1, 2, 3], [4, np.nan, np.inf]])},
             "input 'x' of batch 0 has NaN or infinity; give finite numbers in range, or allow others with",

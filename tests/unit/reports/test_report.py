@@ -173,10 +173,7 @@ FLOAT, INT8 = make_tensor_type_proto(1, None), make_tensor_type_proto(3, None)
             "y = own.F <a = [1, 2, 3, 4, 5, 6, 7, 8, 9]> (x)",
             {"a": f"9 items {crc32(chr(0).join('123456789').encode()):08x}"},
         ),
-        (
-            "y = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (x)",
-            {"offset": "a list", "scale": "a list"},
-        ),
+        ("y = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (x)", {"offset": "a list", "scale": "a list"}),
     ],
 )
 def test_attributes_count_except_positions_types_and_defaults(node: str, counted: dict[str, str]) -> None:
@@ -367,7 +364,7 @@ def test_texts_are_plain_sizes_have_units_and_only_a_whole_share_is_100_percent(
     texts = {"a b": "a b", "a\nb": "a\\nb", "\x1b[1m": "\\x1b[1m", "\u202e": "\\u202e", "é": "é"}
     assert [plain(text) for text in texts] == [*texts.values()]
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 2 * 10**9, 3 * 10**12)] == [
-        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.0 GB", "3.0 TB"),
+        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.0 GB", "3.0 TB")
     ]
     assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0%", "1%", "99%", "100%"]
 

@@ -280,12 +280,7 @@ ATTENTIONS: dict[str, tuple[str, str, str, list[str]]] = {
         MASKED,
         ["Cast", "Sub", "Mul", "Greater", *MASK_FOUND],
     ),
-    "two biases": (
-        MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX,
-        MERGED,
-        MASKED,
-        ["Cast", "Add"],
-    ),
+    "two biases": (MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX, MERGED, MASKED, ["Cast", "Add"]),
     "rows without keys": (INFINITE + NOTHING_SEEN, MERGED, MASKED, MASK_FOUND),
 }
 """By name: scores and weights, the merge of heads, inputs, and the ops before the fused node."""

@@ -126,12 +126,7 @@ PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → … �
         ("y=Neg(a);n=Shape(a)", {}, {"loss": "n"}, "the loss 'n' is int64; gradients need floating-point tensors"),
         ("y=Neg(b);z=Neg(a)", {"b": (2,)}, {}, "the loss 'loss' has no differentiable path from 'a'; name inputs or"),
         ("y=Floor(a)", {}, {}, "the loss 'loss' has no differentiable path from 'a'; name inputs or initializers that"),
-        (
-            "y=Neg(a)",
-            {},
-            {"wrt": ["w", "y"]},
-            "cannot differentiate 'loss' with respect to 'w', 'y'; name",
-        ),
+        ("y=Neg(a)", {}, {"wrt": ["w", "y"]}, "cannot differentiate 'loss' with respect to 'w', 'y'; name"),
         ("y=Neg(a)", {}, {"wrt": []}, "cannot differentiate 'loss' with respect to nothing; name"),
         ("h=Exp(a);d=Det(h);y=Neg(d)", {"a": (2, 2)}, {}, f"{PATH}; replace the op, or do not"),
         (

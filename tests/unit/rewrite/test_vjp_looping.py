@@ -238,11 +238,7 @@ y = If (yes) <
     [
         (RANDOM, "Loop_0", f"its body has RandomNormalLike 'Loop_0/body/{DRAWS.format(1, 'body')}"),
         (DRAWN, "If_0", f"its branch has RandomNormalLike 'If_0/then_branch/{DRAWS.format(0, 'branch')}"),
-        (
-            SEQUENCE,
-            "Loop_1",
-            "no gradient through 's', a carried value that is not a tensor; carry a tensor",
-        ),
+        (SEQUENCE, "Loop_1", "no gradient through 's', a carried value that is not a tensor; carry a tensor"),
     ],
     ids=["random numbers in a loop", "random numbers in a branch", "a sequence"],
 )

@@ -265,10 +265,7 @@ def test_packages_with_a_provider_are_found_and_broken_ones_have_a_reason(
 
 @pytest.mark.parametrize(
     ("runtime", "failure"),
-    [
-        (Runtime("wrong\nversion"), "wrong version"),
-        (Runtime(offered=0), "it offers no device on this machine"),
-    ],
+    [(Runtime("wrong\nversion"), "wrong version"), (Runtime(offered=0), "it offers no device on this machine")],
 )
 def test_an_unusable_plugin_has_a_reason(package: ModuleType, runtime: Any, failure: str) -> None:
     (plugin,) = registered(runtime)

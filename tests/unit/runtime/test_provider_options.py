@@ -198,10 +198,7 @@ class Opened:
         return [CUDA, CPU]
 
     def run(self, _names: object, feeds: dict[str, np.ndarray], _options: object = None) -> list[object]:
-        assert {name: array.shape for name, array in feeds.items()} == {
-            "x": (1, 4, 64, 64),
-            "w": (4, 4, 3, 3),
-        }
+        assert {name: array.shape for name, array in feeds.items()} == {"x": (1, 4, 64, 64), "w": (4, 4, 3, 3)}
         if self.planless and "prefer_nhwc" in self.options:
             raise RuntimeError("no execution plan")
         return [None]

@@ -195,10 +195,7 @@ KEYS = "base, allow, gray, clear, deny, unlisted"
         ),
         ("deny: [{op: Resize, when: {mode: ~}}]", "1: a value of 'mode' is nothing; write text"),
         ("deny: [{op: Resize, when: {mode: []}}]", "1: 'mode' has no value to test for; give one, or a list"),
-        (
-            "deny: [{op: Einsum, when: {operands: many}}]",
-            "1: 'operands' is 'many'; write the fewest inputs, such as 2",
-        ),
+        ("deny: [{op: Einsum, when: {operands: many}}]", "1: 'operands' is 'many'; write the fewest inputs, such as 2"),
         (
             f"deny: [{{op: Einsum, when: {{operands: {'9' * 5000}}}}}]",
             f"1: 'operands' is '{'9' * 5000}'; write the fewest inputs, such as 2",

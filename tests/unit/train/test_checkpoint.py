@@ -109,10 +109,7 @@ def test_invalid_checkpoints_and_unwritable_paths_are_named(tmp_path: Path) -> N
     np.savez(tmp_path / "c.npz", **{"amp_rewrite/version": np.array([{}]), "amp_rewrite/model": np.zeros(1)})  # type: ignore[arg-type]
     with pytest.raises(FeedError, match="Object arrays cannot be loaded"):
         trainer().load(tmp_path / "c.npz")
-    for path, fact in (
-        (tmp_path / "a.bin", "use a file name ending in .npz"),
-        (tmp_path / "no" / "a.npz", "No such"),
-    ):
+    for path, fact in ((tmp_path / "a.bin", "use a file name ending in .npz"), (tmp_path / "no" / "a.npz", "No such")):
         with pytest.raises(TrainingError, match=f"cannot write a checkpoint to .*[:;] {fact}"):
             trainer().save(path)
 

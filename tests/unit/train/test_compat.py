@@ -341,9 +341,7 @@ def test_a_mixed_policy_excludes_the_rewrite_and_float64_does_not() -> None:
     assert global_policy() == Policy("float64")
 
 
-def test_a_gpu_without_fast_low_types_is_named_once_per_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_without_fast_low_types_is_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
     set_policy("mixed_bfloat16")  # only float16 queries the hardware
     message = "this GPU has less: P100, compute capability 6.0$"

@@ -211,10 +211,7 @@ def test_modules_lost_in_the_export_are_refused(way: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("way", "beginning"),
     [
-        (
-            "spectral",
-            "in training mode, PyTorch computes 'part.parametrizations.weight.0' differently or changes",
-        ),
+        ("spectral", "in training mode, PyTorch computes 'part.parametrizations.weight.0' differently or changes"),
         ("counted in training", "in training mode, PyTorch computes 'Net' differently or changes its buffers"),
         ("rounded", "the custom gradient of 'Rounded' is not exported; a step differentiates the forward pass instead"),
         ("", ""),

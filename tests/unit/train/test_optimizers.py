@@ -30,13 +30,7 @@ from amp_rewrite.train.loss_scale import (
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
-from amp_rewrite.train.update.optimizer import (
-    Optimizer,
-    Schedule,
-    applied,
-    initial_slots,
-    rate_from_config,
-)
+from amp_rewrite.train.update.optimizer import Optimizer, Schedule, applied, initial_slots, rate_from_config
 from amp_rewrite.train.update.optimizers import (
     SGD,
     Adagrad,

@@ -493,10 +493,7 @@ def test_initial_states_are_weights_only_if_named() -> None:
     model.graph.initializer.append(from_array(np.zeros((1, 24, 8), np.float32), "zeros"))
 
     assert training_step(model, loss=LOSS, optimizer="sgd").parameters == ("w", "r", "b", "out")
-    assert training_step(model, loss=LOSS, optimizer="sgd", parameters=["zeros", "w"]).parameters == (
-        "w",
-        "zeros",
-    )
+    assert training_step(model, loss=LOSS, optimizer="sgd", parameters=["zeros", "w"]).parameters == ("w", "zeros")
 
 
 @pytest.mark.stub

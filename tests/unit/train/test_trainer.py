@@ -370,9 +370,7 @@ def test_an_epoch_records_means_validation_rate_and_time() -> None:
     history = made.fit(data, epochs=2, learning_rate=0.0, validation_split=0.25, batch_size=10)
     first, second = history.epochs
 
-    assert list(first) == [
-        *("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "skipped", "seconds"),
-    ]
+    assert list(first) == [*("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "skipped", "seconds")]
     last_rows = {name: a[75:] for name, a in data.items()}
     assert first["val_loss"] == pytest.approx(made.evaluate(last_rows, batch_size=7).loss, rel=1e-5)
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)  # another order, the same rows
@@ -411,8 +409,7 @@ def test_patience_counts_epochs_without_improvement_as_in_keras(patience: int, e
 
 
 @pytest.mark.parametrize(
-    ("monitor", "better"),
-    [("loss", 0.1), ("val_loss", 0.1), ("accuracy", 0.9), ("val_accuracy", 0.9)],
+    ("monitor", "better"), [("loss", 0.1), ("val_loss", 0.1), ("accuracy", 0.9), ("val_accuracy", 0.9)]
 )
 def test_a_monitor_infers_from_its_name_what_is_better(monitor: str, better: float) -> None:
     stopping = EarlyStopping(monitor)

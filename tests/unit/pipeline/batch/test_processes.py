@@ -147,10 +147,7 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
 
 @pytest.mark.parametrize(
     ("scheduler", "arguments", "named"),
-    [
-        ("head:8786", ("head:8786",), {}),
-        ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"}),
-    ],
+    [("head:8786", ("head:8786",), {}), ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"})],
 )
 def test_a_running_scheduler_is_used_and_left_running(
     distributed: MagicMock, scheduler: str, arguments: tuple[str, ...], named: dict[str, str]
