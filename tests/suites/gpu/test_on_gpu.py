@@ -157,7 +157,7 @@ def images() -> Arrays:
 
 
 @pytest.mark.parametrize(("opset", "low"), [(20, False), (22, True)])
-def test_a_convolution_is_bfloat16_where_the_provider_has_a_kernel(opset: int, low: bool) -> None:
+def test_a_convolution_is_bfloat16_if_the_provider_has_a_kernel(opset: int, low: bool) -> None:
     model = convolution(opset)
     converted = amp_rewrite.convert(model, to="bfloat16")
     types = {tensor.data_type for tensor in converted.model.graph.initializer}

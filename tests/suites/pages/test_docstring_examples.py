@@ -116,7 +116,7 @@ def test_the_example_of_a_docstring_runs(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_public_function_says_what_it_returns_and_shows_an_example(name: str) -> None:
+def test_a_public_function_documents_its_result_with_an_example(name: str) -> None:
     found = sections(name)
     returned = inspect.signature(PUBLIC[name]).return_annotation
     assert ("Returns" in found) == (returned not in (None, "None"))
@@ -124,7 +124,7 @@ def test_a_public_function_says_what_it_returns_and_shows_an_example(name: str) 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_public_method_says_what_it_returns(name: str) -> None:
+def test_a_public_method_documents_its_result(name: str) -> None:
     returned = inspect.signature(PUBLIC[name]).return_annotation
     assert returned in (None, "None") or re.search(r"\b([Rr]eturn|Yield|True)\b", docs(name))
 

@@ -23,7 +23,7 @@ def shown(notebook: dict[str, Any]) -> list[str]:
     return texts
 
 
-def test_the_cells_of_the_tour_print_what_is_stored_in_it() -> None:
+def test_the_cells_of_the_tour_print_their_stored_output() -> None:
     stored = json.loads(TOOL["NOTEBOOK"].read_text(encoding="utf-8"))
     assert shown(TOOL["run"]()) == shown(stored), "run tools/build_notebook.py and check the changes"
 

@@ -115,7 +115,7 @@ def test_without_a_loss_scale_float16_learns_nothing_and_with_one_it_does() -> N
 # -- replicas --------------------------------------------------------------------------------------------
 
 
-def test_the_replicas_example_runs_alone_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_the_replicas_example_runs_alone_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     options = ("--epochs", "2", "--checkpoint", tmp_path / "a.npz")
     first, second = (re.findall(r"loss ([\d.]+)", printed("replicas.py", *options)) for _ in range(2))
     assert float(second[0]) < float(first[1]) < float(first[0])

@@ -177,7 +177,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
     assert {module.split(".")[0] for module in users} <= {"cli", "__main__"}
 
 
-def test_imports_are_found_where_they_hide() -> None:
+def test_hidden_imports_are_found() -> None:
     tree = ast.parse("import a.b\nfrom c import d\ndef f():\n    import e\nif TYPE_CHECKING:\n    import g\n")
     assert list(imports(tree)) == ["a.b", "c.d", "e", "g"]
     assert list(imports(tree, at_start=True)) == ["a.b", "c.d"]

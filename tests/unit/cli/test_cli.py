@@ -118,7 +118,7 @@ def test_the_output_is_named_after_the_type_and_replaced_only_on_request(model: 
 
 
 @pytest.mark.parametrize("settings", ["", "overwrite = true\n"], ids=["by itself", "with a file that says so"])
-def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings: str) -> None:
+def test_the_input_is_replaced_only_on_request(model: str, settings: str) -> None:
     before = Path(model).read_bytes()
     Path("amp.toml").write_text(settings)
     Path("sub").mkdir()
@@ -155,7 +155,7 @@ def test_the_data_of_the_input_is_never_replaced(model: str, command: str) -> No
     assert Path("shared.bin").read_bytes() == before
 
 
-def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) -> None:
+def test_the_report_is_the_same_json_in_a_file_and_on_stdout(model: str) -> None:
     done = run(model, "--json", "--report", "report.json")
 
     assert (done.exit_code, done.stderr) == (0, "wrote report.json\nwrote net.float16.onnx\n")

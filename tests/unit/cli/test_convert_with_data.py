@@ -119,7 +119,7 @@ def fed(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("fed")
-def test_the_advice_of_a_verdict_runs_as_it_is_printed() -> None:
+def test_the_advice_of_a_verdict_runs_as_printed() -> None:
     plain = run("verify", "leaky.onnx", "low.onnx", "--data", "one.npz", "--tolerance", "1e-2", "--report", "v.json")
     assert plain.exit_code == 0, plain.stderr
     *_, note, command = plain.stdout.splitlines()

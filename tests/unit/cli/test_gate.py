@@ -181,7 +181,7 @@ def test_a_merged_acceptance_covers_no_later_change_and_can_be_renewed(repositor
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"differences": 1}', "half"])
-def test_a_broken_acceptance_is_named_with_the_way_out(repository: Path, content: str) -> None:
+def test_a_broken_acceptance_is_named_with_a_remedy(repository: Path, content: str) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
     Path("models/m.onnx.accepted.json").write_text(content, "utf-8")
     for more in ((), ("--accept",)):

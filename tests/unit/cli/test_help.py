@@ -79,7 +79,7 @@ REPEATED = {"--shape", "--lists", "--keep", "--lower", "--io", "--fail-on"}
 """Options that may be repeated although their help does not say so: one each for inputs, ops or files."""
 
 
-def test_options_may_be_repeated_where_help_says_so_and_modules_define_commands() -> None:
+def test_options_may_be_repeated_as_in_the_help_and_modules_define_commands() -> None:
     options = [(name, p) for name, command in ALL.items() for p in command.params if isinstance(p, click.Option)]
     assert {(name, p.opts[0]) for name, p in options if p.multiple} == {
         (name, p.opts[0])
@@ -137,7 +137,7 @@ def test_each_case_of_a_rule_has_its_own_model() -> None:
     assert "--json explains ops of a model" in run("explain", "accumulators", "--json").stderr
 
 
-def test_a_rule_page_says_what_to_do_and_explain_names_that_page() -> None:
+def test_a_rule_page_has_a_remedy_and_explain_names_the_page() -> None:
     report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
     rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
     report_of_b = replace(report, rows=rows, casts=())

@@ -147,7 +147,7 @@ def test_environment_variables_turn_colors_on_and_off(
 # -- words --------------------------------------------------------------------------------------------------
 
 
-def test_a_finding_says_what_happened_what_it_means_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_states_the_event_its_meaning_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         remarked("fused", "2 ops")
         == "2 ops · fewer kernels, the same numbers up to rounding · --fuse none keeps the ops"

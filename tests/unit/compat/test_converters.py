@@ -97,7 +97,7 @@ def test_products_are_lowered_the_source_stays_and_op_types_may_be_blocked() -> 
 
 
 @pytest.mark.parametrize("name", ["first", "layer[0], MatMul=1*", "re:x"])
-def test_a_blocked_node_stays_float32_whatever_characters_its_name_has(name: str) -> None:
+def test_a_blocked_node_with_any_characters_in_its_name_stays_float32(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         half = convert_float_to_float16(model(first=name), node_block_list=[name])
@@ -162,7 +162,7 @@ def test_products_stay_float32_if_the_bound_requires_it(bounds: dict) -> None:
     assert weight_types(half)["second"] == FULL
 
 
-def test_validate_fn_sees_the_outputs_of_both_models_and_the_tolerance_counts_too() -> None:
+def test_validate_fn_gets_both_models_outputs_and_the_tolerance_also_applies() -> None:
     seen: list[tuple] = []
 
     def validate(expected: Sequence, tried: Sequence) -> bool:
@@ -195,7 +195,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("location", [None, "weights.bin"])
-def test_a_file_becomes_a_file_with_its_weights_beside_it(source: Path, tmp_path: Path, location: str | None) -> None:
+def test_a_file_is_converted_with_its_weights_beside_it(source: Path, tmp_path: Path, location: str | None) -> None:
     target = tmp_path / "made" / "half.onnx"
     for _ in range(2):  # the second replaces the first
         auto_convert_mixed_precision_model_path(str(source), BATCH, str(target), CPU, location, rtol=0.05, atol=0.05)

@@ -181,7 +181,7 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0, {"y": reasons.POSITION}), (-120, {})])
-def test_an_attention_whose_bias_is_large_at_the_best_key_stays_float32(first: float, expected: dict[str, str]) -> None:
+def test_an_attention_with_a_large_bias_at_the_best_key_stays_float32(first: float, expected: dict[str, str]) -> None:
     bias = np.tile(np.linspace(first, first + 120, 16), (8, 1))
     assert pinned(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == expected
 
@@ -326,7 +326,7 @@ def test_bfloat16_holds_all_scales_and_the_int32_of_a_bias_is_ignored() -> None:
     assert pinned(quantized_view("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
 
 
-def test_a_constant_scale_out_of_range_holds_producers_and_readers() -> None:
+def test_a_constant_scale_out_of_range_pins_producers_and_readers() -> None:
     view = quantized_view(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
     pins = find_needs(view, F16).pins
     assert all("76800" in why.note for why in pins.values())

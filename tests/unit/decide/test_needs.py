@@ -198,12 +198,12 @@ NEITHER = (
 
 
 @pytest.mark.parametrize("text", [*DIFFERENCES, *PRODUCTS, *NEITHER])
-def test_a_difference_of_products_is_held_only_with_its_producers(text: str) -> None:
+def test_a_difference_of_products_is_pinned_only_with_its_producers(text: str) -> None:
     assert holds(text) == set((DIFFERENCES | PRODUCTS).get(text, "").split())
 
 
 @pytest.mark.parametrize("text", DIFFERENCES)
-def test_a_difference_of_means_of_products_is_held_in_float16(text: str) -> None:
+def test_a_difference_of_means_of_products_is_pinned_in_float16(text: str) -> None:
     assert set(DIFFERENCES[text].split()) <= holds(text, DType.FLOAT16)
 
 
@@ -255,7 +255,7 @@ def dtype(converted: Converted, op: str) -> str:
     return next(row.dtype for row in converted.report.rows if row.name == op or row.op == op)
 
 
-def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
+def test_the_cube_in_a_gelu_is_lowered_and_accurate_despite_overflow() -> None:
     converted = amp_rewrite.convert(gelu(), fuse="basic")
     assert (dtype(converted, "Pow"), dtype(converted, "Tanh")) == ("float16", "float16")
     points = np.array([0, 1e-3, 0.5, 1, 2, 3, 6, 40, 41, 300, 6e4], np.float32)
@@ -448,7 +448,7 @@ GRAM = "gram=MatMul(f,t);s=Shape[start=1](f);COUNT;y=Mul(q,q)"
         (GRAM.replace("COUNT", "z=Cast[to=float](s);k=ReduceProd[keepdims=0](z);q=Mul(gram,k)"), "k"),
     ],
 )
-def test_exactly_sizes_positions_and_counts_are_held(text: str, expected: str) -> None:
+def test_exactly_sizes_positions_and_counts_are_pinned(text: str, expected: str) -> None:
     read = {name: array for name, array in WHOLE_NUMBERS.items() if name in re.findall(r"\w+", text)}
     proto = cases.build(text, ["y"], shapes=WHOLE_SHAPES, types=TYPES, constants=read, opset=18)
     assert " ".join(pinned(View.of(Model.load(proto)))) == expected

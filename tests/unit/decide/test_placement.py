@@ -255,7 +255,7 @@ def test_casts_without_effect_are_left_out_and_reported() -> None:
     assert reads["y"] == ("Where", ["m", "a_float32", "x"])
 
 
-def test_a_cast_whose_source_has_another_type_stays() -> None:
+def test_a_cast_of_another_source_type_stays() -> None:
     """Casts that truncate, that count, or of an unknown type."""
     text = (
         '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[8,8] x, float[8,8] w)'
@@ -324,7 +324,7 @@ SCALED = (
 
 
 @pytest.mark.parametrize(("scale", "more"), [("Identity (scale)", 0), ("Identity (fed)", 1)])
-def test_a_copied_weight_is_a_weight_where_low_values_meet_at_the_end(scale: str, more: int) -> None:
+def test_a_copied_weight_counts_as_a_weight(scale: str, more: int) -> None:
     """TorchScript passes a shared weight to the second layer through an Identity; an input gets a Cast."""
     result = convert(onnx.parser.parse_model(SCALED.replace("SCALE", scale)))
     assert casts_of(result.model) == {"float32 → float16": 1 + more, "float16 → float32": 1}

@@ -126,7 +126,7 @@ def painted(result: Converted, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kept", [["t"], []])
-def test_a_kept_op_still_conducts_deny_paint(kept: list[str]) -> None:
+def test_a_kept_op_still_propagates_denial(kept: list[str]) -> None:
     """In Exp, Tanh (kept), Sqrt, MatMul, the Sqrt is denied through the Tanh, kept or not."""
     graph = Graph("a=MatMul(x,x);d=Exp(a);t=Tanh(d);q=Sqrt(t);b=MatMul(q,q)", "q", {"keep": kept})
     assert graph.rules() == {"deny_forward"}
@@ -161,7 +161,7 @@ def test_a_constant_that_does_not_fit_is_reported_without_safety_rules(value: fl
 
 
 @pytest.mark.parametrize(("largest", "harmless"), [(1.0, True), (1e-5, False)])
-def test_lost_weights_are_harmless_beside_weights_whose_rounding_is_larger(largest: float, harmless: bool) -> None:
+def test_lost_weights_are_harmless_beside_larger_rounding_errors(largest: float, harmless: bool) -> None:
     weight = np.full((8, 8), largest)
     weight[0, :4] = 1e-9
     result = convert(cases.build("a=MatMul(x,w)", ["a"], constants={"w": weight}), **TENSORFLOW)

@@ -205,7 +205,7 @@ def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
     return out
 
 
-def test_ops_are_matched_by_structure_where_names_differ_and_by_shapes() -> None:
+def test_ops_with_other_names_are_matched_by_structure_and_shapes() -> None:
     model = mlp()
     converted = amp_rewrite.convert(model).result
     same = locate(model, converted, X)

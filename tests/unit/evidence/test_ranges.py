@@ -436,7 +436,7 @@ def test_ranges_hold_these_ops_in_float32_by_these_rules(case: str) -> None:
         ),
     ],
 )
-def test_ops_held_by_ranges_are_a_finding(
+def test_ops_kept_float32_by_ranges_are_a_finding(
     model: ModelProto, value: str, found: Range | float, finding: tuple[str, str]
 ) -> None:
     assert findings(model, seen(model, **{value: found})) == [(finding[0], value, finding[1])]

@@ -64,7 +64,7 @@ def test_converting_and_saving_a_program_takes_a_fifth_of_its_weights(tmp_path):
 
 
 @pytest.mark.parametrize("external_data", [False, True])
-def test_a_program_gives_the_bytes_that_its_file_gives(tmp_path, external_data):
+def test_a_program_and_its_file_give_the_same_bytes(tmp_path, external_data):
     proto = supported()
     onnx.save(proto, tmp_path / "model.onnx")
     for name, source in (("program", ir.from_proto(proto)), ("file", tmp_path / "model.onnx")):
@@ -75,7 +75,7 @@ def test_a_program_gives_the_bytes_that_its_file_gives(tmp_path, external_data):
     assert [f.read_bytes() for f in written] == [f.read_bytes() for f in expected]
 
 
-def test_heavy_tensors_of_a_program_are_stubs_in_bodies_and_functions_too():
+def test_heavy_tensors_of_a_program_are_stubs_even_in_bodies_and_functions():
     found = Model.load(ir.from_proto(supported()))
     heavy = [t.name or "constant" for t in wire.tensors(found.proto) if is_stub(t)]
     assert heavy == ["body", "constant", "heavy", "big", "tied", "constant"]

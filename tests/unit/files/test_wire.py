@@ -48,7 +48,7 @@ def test_every_field_that_leads_to_a_tensor_is_in_a_table():
                 assert field.name in (*fields, *wire.SPARSE.get(message, ())), (message, field.name)
 
 
-def test_heavy_tensors_are_left_out_at_every_depth_and_their_bytes_lie_as_stated():
+def test_heavy_tensors_are_omitted_at_every_depth_with_their_locations():
     content = small().SerializeToString()
     places: list[bytes] = []
 

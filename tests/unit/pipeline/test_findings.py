@@ -136,7 +136,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_float64_is_narrowed_in_bodies_too(body: str) -> None:
+def test_float64_is_also_narrowed_in_bodies(body: str) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17, "l": 1]> g (double[4,16] x, bool c) => (double[4,16] y)'
         f" {{ {BODIES[body]} }}"

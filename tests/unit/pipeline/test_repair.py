@@ -88,7 +88,7 @@ def test_an_accurate_model_is_converted_as_usual() -> None:
     assert found.converted.report.rows == amp_rewrite.convert(model, target="onnx").report.rows
 
 
-def test_an_exhausted_budget_leaves_the_pins_found_and_says_so() -> None:
+def test_an_exhausted_budget_keeps_the_pins_found_and_says_so() -> None:
     found = repaired(needy(needs=(1, 5)), budget=3)
     assert (found.solved, found.minimal, len(found.trail)) == (True, False, 3)
     assert "some may not be needed; 3 trials" in found.text()

@@ -182,7 +182,7 @@ def test_a_useless_shift_is_undone_and_named() -> None:
     assert any(f.kind == "not_shifted" and f.subject == "c" for f in converted.report.findings)
 
 
-def test_explain_says_which_ops_are_shifted_and_why() -> None:
+def test_explain_lists_shifted_ops_with_reasons() -> None:
     hard = planted("bert_dynamo23")
     converted = amp_rewrite.convert(hard.model, data=hard.batch)
     (region,) = [row for row in converted.report.shifts if row.exponent]

@@ -18,7 +18,7 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
-def test_a_module_becomes_a_checked_file(tmp_path: Path) -> None:
+def test_a_module_is_exported_to_a_checked_file(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -485,7 +485,7 @@ def report() -> Report:
         ("weights[float32] <= 1 kB", True, "900 B"),
     ],
 )
-def test_an_expectation_passes_or_fails_with_the_numbers(text: str, met: bool, fact: str) -> None:
+def test_an_expectation_passes_or_fails_and_shows_the_numbers(text: str, met: bool, fact: str) -> None:
     outcome = Expectation.parse(text).outcome(report())
     assert (outcome.met, outcome.fact) == (met, fact)
 

@@ -256,7 +256,7 @@ def test_results_match_float32(text: str, bias: float) -> None:
         ("h=Gemm(x,w,b);y=LayerNormalization(h,g,z);v=Exp(h)", 4000.0, "y v"),  # several readers
     ],
 )
-def test_other_biases_stay_where_they_are(text: str, bias: float, outputs: str) -> None:
+def test_other_biases_do_not_move(text: str, bias: float, outputs: str) -> None:
     converted = amp_rewrite.convert(large(text, bias, outputs))
     assert findings(converted) == []
     first = converted.model.graph.node
@@ -479,7 +479,7 @@ def test_a_fusions_example_is_fused_unlike_its_near_miss_and_both_open(fusion: F
 
 
 @named
-def test_a_record_says_what_the_fusion_replaces_and_what_prevents_it(fusion: FusionRule) -> None:
+def test_a_record_describes_what_the_fusion_replaces_and_its_obstacles(fusion: FusionRule) -> None:
     assert fusion.sections["What it replaces"].startswith(fusion.spelling)
     assert fusion.sections["What prevents it"].startswith(fusion.refusals)
     assert all(text.endswith(".") for text in fusion.sections.values())

@@ -248,7 +248,7 @@ def test_operators_of_other_domains_stay_unchanged() -> None:
     assert refusal(clip).endswith("the type of its input is not known")
 
 
-def test_weights_stay_where_they_are(tmp_path: Path) -> None:
+def test_weights_stay_in_place(tmp_path: Path) -> None:
     weight = np.ones((64, 128), np.float32)
     model = model_of("a = MatMul (x, w) y = Squeeze <axes = [0]> (a)", 11, "float[1,64] x", "float[128] y")
     model.graph.initializer.append(from_array(weight, "w"))

@@ -281,7 +281,7 @@ def test_options_reach_the_runtime(opened: Options) -> None:
     assert opened == [USUAL, {**USUAL, "level": "ORT_DISABLE_ALL", "threads": 1}, {**USUAL, "reuse": False}]
 
 
-def test_optimizers_that_may_crash_the_process_are_disabled_for_such_models(
+def test_optimizers_that_may_crash_the_process_are_disabled_if_needed(
     opened: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Runner.open(convert(TESTS / "models" / "lstm_ts13.onnx").result)  # with Transposes split by the conversion

@@ -134,7 +134,7 @@ def test_conditional_entries_leave_other_cases_unlisted(tmp_path: Path) -> None:
     assert (entry.color, entry.because) == (Color.UNLISTED, "meets none of its conditions")
 
 
-def test_later_overlays_win_and_bases_come_first(tmp_path: Path) -> None:
+def test_later_overlays_win_and_bases_are_applied_first(tmp_path: Path) -> None:
     deny, gray = {"deny": ["MatMul"]}, {"gray": ["MatMul"]}
     assert color(load_lists(DType.FLOAT16, [deny, gray]), "MatMul") == "gray"
     assert color(load_lists(DType.FLOAT16, ["tensorflow", deny]), "CumSum") == "unlisted"

@@ -93,7 +93,7 @@ def test_an_overflow_lowers_the_scale_and_duplicate_gradients_count_once() -> No
     assert run(made.model, {**FEED, **state(made)})["new/loss_scale"] == 16.0
 
 
-def test_half_gradients_come_out_in_float32() -> None:
+def test_half_precision_gradients_are_returned_in_float32() -> None:
     text = GRAPH.replace("float[3,1] w_grad)", "float16[3,1] w_grad)").replace(
         "w_grad = MatMul (xt, dy)", "g = MatMul (xt, dy) w_grad = Cast <to = 10> (g)"
     )

@@ -354,7 +354,7 @@ def test_nonfinite_gradients_are_applied_alike_without_a_dynamic_scale(scale: st
     # up to where gradients overflow, and down to 1
     [(7, 2.0, None, 0.0), (7, 1.5, None, 0.001), (3, 2.0, None, 0.3), (2, 1.3, 0.3, 0.3)],
 )
-def test_a_dynamic_scale_goes_through_the_same_states(
+def test_a_dynamic_scale_takes_the_same_states(
     period: int, multiplier: float, backoff: float | None, spoiled: float
 ) -> None:
     scale = DynamicLossScale(2.0**15, period, multiplier, backoff)
