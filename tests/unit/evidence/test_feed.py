@@ -85,7 +85,7 @@ def test_batches_may_be_given_as(case: str, tmp_path: Path) -> None:
     source = make(tmp_path)
     feed = Feed.of(source, MODEL)
     same(feed, *expected)
-    assert feed.origin == (source.name if isinstance(source, Path) else feed.origin)
+    assert not isinstance(source, Path) or feed.origin == source.name
 
 
 def test_inputs_with_defaults_are_optional_and_labels_after_arrays_are_noted() -> None:
