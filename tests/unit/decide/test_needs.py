@@ -323,7 +323,7 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "op", "shapes", "pins"),
+    ("text", "op", "shapes", "expected"),
     [
         # A mean that is neither subtracted nor a variance.
         (AVERAGE + "b=Conv(m,w)", "m", MAPS, "float16"),
@@ -360,11 +360,11 @@ def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
     ],
 )
 def test_a_mean_a_square_or_a_sum_is_lowered_if_its_readers_allow_it(
-    text: str, op: str, shapes: dict[str, Any], pins: str
+    text: str, op: str, shapes: dict[str, Any], expected: str
 ) -> None:
     constants = {name: np.array(array) for name, array in NUMBERS.items() if name in text}
     proto = cases.build(text, ["b"], shapes=shapes, constants=constants)
-    assert dtype(amp_rewrite.convert(proto), op) == pins
+    assert dtype(amp_rewrite.convert(proto), op) == expected
 
 
 def test_the_sum_behind_a_mean_fits_bfloat16() -> None:
