@@ -120,8 +120,8 @@ class Graph:
     def feeds(self, rng: np.random.Generator, truth: bool) -> dict[str, object]:
         """Return numbers from -1 to 1 for every input except weights."""
         fed: dict[str, object] = {name: _numbers(rng) for name in ("x", "z")}
-        held = {"held": [_numbers(rng)], "half": _numbers(rng).astype(np.float16)} if self.holding else {}
-        return {**fed, "c": np.array(truth), **held}
+        containers = {"held": [_numbers(rng)], "half": _numbers(rng).astype(np.float16)} if self.holding else {}
+        return {**fed, "c": np.array(truth), **containers}
 
     def bounds(self, eps: float) -> dict[str, float]:
         """Bound the error of each output under rounding to a type of that eps; inf if unbounded."""

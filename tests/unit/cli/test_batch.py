@@ -98,9 +98,9 @@ def test_an_interrupted_batch_can_be_resumed() -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert "run the same command with --resume to continue" in said
+    _, output = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in output
+    assert "run the same command with --resume to continue" in output
     assert not [name for name in tree(Path("out")) if name.endswith(".tmp")]
     known = len(Path("s.jsonl").read_text().splitlines())
     assert 1 <= known < 43

@@ -67,9 +67,9 @@ def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Pat
             process.stdout.readline()  # one is written
         time.sleep(0.05 + chance.random())
         (os.killpg if turn == 1 else os.kill)(process.pid, number)  # to all processes, like a terminal
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 130, said
-        assert "Traceback" not in said and "Exception" not in said
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors and "Exception" not in errors
         end = time.monotonic() + 10
         while (remaining := list(group(process.pid))) and time.monotonic() < end:
             time.sleep(0.01)  # multiprocessing's resource tracker ends once its pipe is closed

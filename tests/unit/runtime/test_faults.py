@@ -196,8 +196,8 @@ def biased(bias: float) -> ModelProto:
             c = Conv (a, w, b)  y = QuantizeLinear (c, r, z)
         }""")
     for name, value in (("s", 1e-4), ("t", 1e-4), ("r", 0.01)):
-        held = next(tensor for tensor in proto.graph.initializer if tensor.name == name)
-        held.CopyFrom(numpy_helper.from_array(np.array(value, np.float16), name))
+        initializer = next(tensor for tensor in proto.graph.initializer if tensor.name == name)
+        initializer.CopyFrom(numpy_helper.from_array(np.array(value, np.float16), name))
     proto.graph.initializer.append(numpy_helper.from_array(np.array([bias], np.float16), "b"))
     return proto
 

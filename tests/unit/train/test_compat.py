@@ -288,9 +288,9 @@ def test_unknown_policies_are_refused_and_equivalent_spellings_are_equal() -> No
 def test_a_useless_loss_scale_is_warned_of() -> None:
     with pytest.warns(
         UserWarning, match="^policy 'mixed_bfloat16' has a loss scale, but computes in bfloat16; "
-    ) as said:
+    ) as warned:
         assert Policy("mixed_bfloat16", loss_scale=2).loss_scale == 2.0
-    assert said[0].filename == __file__  # the caller
+    assert warned[0].filename == __file__  # the caller
 
 
 def test_a_policy_prints_as_in_keras() -> None:
@@ -345,15 +345,15 @@ def test_a_gpu_without_fast_low_types_is_named_once_per_process(monkeypatch: pyt
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
     set_policy("mixed_bfloat16")  # only float16 queries the hardware
     message = "this GPU has less: P100, compute capability 6.0$"
-    with pytest.warns(UserWarning, match=message) as said:
+    with pytest.warns(UserWarning, match=message) as warned:
         set_policy("mixed_float16")
-    assert [warning.filename for warning in said] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
     set_policy("mixed_float16")
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware(absence="no GPU"))
-    with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as said, policy_scope("mixed_float16"):
+    with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as warned, policy_scope("mixed_float16"):
         pass
-    assert [warning.filename for warning in said] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
 
 
 def test_steps_follow_the_rewrite_and_the_policy_like_sessions() -> None:

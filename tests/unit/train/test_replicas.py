@@ -99,6 +99,6 @@ def test_two_processes_train_as_one_and_skip_together(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_when_a_replica_dies_the_others_end_with_an_error(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (code, said), (died, _) = started(tmp_path, "--dies", "4")
+    (code, text), (died, _) = started(tmp_path, "--dies", "4")
     assert (code, died) == (1, 9)
-    assert "replica 0 of 2 got no answer from the others" in said and "restart all replicas" in said
+    assert "replica 0 of 2 got no answer from the others" in text and "restart all replicas" in text
