@@ -35,7 +35,7 @@ _.split_attention_biases
 _.move_into_tables
 _.fuse_contrib
 _.fuse_diffusion
-_.widen_biases
+_.expand_biases
 _.align_products
 _.bound_fills
 

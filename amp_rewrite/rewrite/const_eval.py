@@ -40,8 +40,8 @@ _MAX_ELEMENTS = 1 << 24  # of a constant to read
 _MAX_FLAGS = 1 << 28  # of a constant mask, cut to one batch if all batches are equal
 
 
-def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
-    """Yield the moves behind a value, nearest first, each with its operand."""
+def moves_before(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
+    """Yield the moves upstream of a value, nearest first, each with its operand."""
     return behind(view, value, first_input_of(TRACED_MOVES))
 
 

@@ -1,4 +1,4 @@
-"""Replacements of ops by nodes, and the driver for rounds of passes."""
+"""Replacement of ops with new nodes, and the driver for rounds of passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx.helper
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
+from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.op_classes import UNREPEATABLE
@@ -24,11 +24,11 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
 class Replacement:
     """Ops replaced by one node, at the position of `last` and with its results.
 
-    `kind` names the joint computation of the ops ("layer_normalization", "constant" …). `weights` are new initializers
-    for the node. `place` is the op whose position the node takes if its results are read before `last`. `declared` has
-    the types of results that onnx cannot infer. `ahead` and `behind` are nodes directly before and after it; a node
-    ahead of several replacements in one graph is written once. `instead` maps other replaced ops to nodes at their
-    positions. `findings` go into the report; None means one finding that names the fused ops.
+    `kind` names what the ops compute together ("layer_normalization", "constant" …). `weights` are new initializers for
+    the node. `place` is the op whose position the node takes if its results are read before `last`. `declared` contains
+    the types of results that onnx cannot infer. `ahead` and `behind` are the nodes directly before and after the node;
+    a node that precedes several replacements in one graph is written once. `substitutes` maps other replaced ops to
+    nodes at their positions. `findings` are added to the report; None means one finding that names the fused ops.
     """
 
     kind: str
@@ -40,18 +40,18 @@ class Replacement:
     declared: tuple[ValueInfoProto, ...] = ()
     ahead: tuple[NodeProto, ...] = ()
     behind: tuple[NodeProto, ...] = ()
-    instead: Mapping[OpId, NodeProto] = field(default_factory=dict)
+    substitutes: Mapping[OpId, NodeProto] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
 
     @property
     def nodes(self) -> tuple[NodeProto, ...]:
-        """The node with its neighbors, in order."""
+        """The node and its neighbors, in order."""
         return (*self.ahead, self.node, *self.behind)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops not fused although a fusion matches; `reason` is one clause."""
+    """Ops that match a fusion but are not fused; `reason` is one clause."""
 
     kind: str
     last: OpId
@@ -65,7 +65,7 @@ BATCH_NORM, CONSTANT, GROUP_NORM = "batch_normalization", "constant", "group_nor
 
 
 def as_outcome(kind: str, last: OpId, outcome: Outcome | str) -> Outcome:
-    """Return an outcome, with a bare reason turned into the Refusal of the ops up to `last`."""
+    """Wrap a bare reason in a Refusal for the ops ending at `last`; return any other outcome unchanged."""
     return Refusal(kind, last, outcome) if isinstance(outcome, str) else outcome
 
 
@@ -74,7 +74,7 @@ class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round.
 
     `opset_chosen`: the model is at its best opset, so refusals do not recommend another. `low_only`: allow operators
-    that the target has only in the low type. `every_row_attends`: assume that no row of a mask hides every key.
+    for which the target has only low kernels. `every_row_attends`: assume that no row of a mask hides every key.
     """
 
     to: DType
@@ -89,14 +89,14 @@ class Context:
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]
-"""Yields replacements and refusals for a view. If two replacements share an op, the first wins."""
+"""A function that yields replacements and refusals for a view. If two replacements share an op, the first wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class LazyPass:
-    """A pass named "module:function", imported and run only for a view with an op of each set in `kinds`.
+    """A pass named "module:function", imported and run only for views that contain an op from every set in `kinds`.
 
-    The module is one of this package. `when` is a further condition on the view.
+    The module is relative to `amp_rewrite.rewrite`. `when` is a further condition on the view.
     """
 
     name: str
@@ -115,12 +115,12 @@ class LazyPass:
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
-    """Return the reason not to fuse ops at an opset older than the operator."""
+    """Return the reason not to fuse ops at an opset that does not define the operator."""
     newer = f"--opset auto, unless other ops lose a kernel at opset {first}"
     faster = (
         f"opset {first} has one, but other ops lose a kernel there" if context.opset_chosen else f"faster with {newer}"
     )
-    return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
+    return f"opset {opset} has no {op_type} · left unfused: same results, more kernel launches · {faster}"
 
 
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
@@ -128,7 +128,7 @@ def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
     replacements = [o for o in outcomes if isinstance(o, Replacement)]
     listed = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != CONSTANT]
     names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == CONSTANT)
-    folded = Finding("fused", "constants", f"computed ahead of time, to the same bits as at run time: {names}")
+    folded = Finding("fused", "constants", f"computed ahead of time, bit-identical to the run-time result: {names}")
     fused = dict.fromkeys(finding for each in listed for finding in each)
     return (*fused, *([folded] if names else []), *_refused(view, outcomes))
 
@@ -145,9 +145,9 @@ def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
         if isinstance(outcome, Refusal):
             refused.setdefault((outcome.kind, outcome.reason), []).append(outcome.last)
     for (kind, reason), ops in refused.items():
-        which = "the first ends" if len(ops) > 1 else "ends"
-        where = f"{which} in {view.ops[ops[0]].name}"
-        unfused = f"{len(ops)} {'stay' if len(ops) > 1 else 'stays'} unfused"
+        which = "the first ends" if len(ops) > 1 else "it ends"
+        where = f"{which} at {view.ops[ops[0]].name}"
+        unfused = f"{count(len(ops), 'match is', 'matches are')} not fused"
         yield Finding("not_fused", kind, f"{unfused} ({where}): {reason}")
 
 
@@ -161,7 +161,7 @@ def fused_node(
 ) -> NodeProto:
     """Return a node with the name and metadata of the last replaced op, without trailing empty inputs.
 
-    A domain of None leaves the field unset, as in other nodes of the standard.
+    A domain of None leaves the field unset, as in other standard ONNX nodes.
     """
     node = onnx.helper.make_node(op_type, inputs, outputs, last.node.name, domain=domain)
     while node.input and not node.input[-1]:
@@ -171,8 +171,8 @@ def fused_node(
     return node
 
 
-def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
-    """Return the outside values read by ops, in order of first use."""
+def external_inputs(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
+    """Return the values that these ops read from outside the group, in order of first use."""
     results = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in results)
@@ -195,8 +195,8 @@ def run_round(
 ) -> tuple[View, list[Outcome]]:
     """Run passes on one view and apply their replacements; return the new view and the outcomes.
 
-    `objection` returns a reason not to apply a replacement, or None. The model is indexed again only if something was
-    replaced, and then once for all passes.
+    `objection` returns a reason not to apply a replacement, or None. The model is indexed again, once for all passes,
+    only if something was replaced.
     """
     replacements: list[Replacement] = []
     refusals: list[Outcome] = []
@@ -213,7 +213,7 @@ def run_round(
 
 
 def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
-    """Return the model with disjoint replacements applied; the view's own model is not changed.
+    """Return a copy of the view's model with disjoint replacements applied.
 
     Everything else is preserved, including names, order and declarations.
     """
@@ -227,9 +227,12 @@ def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
 
 
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
-    """Return the ops to remove, including those read only by removed ones, and unread initializers. O(ops visited)."""
+    """Return the ops to remove and the initializers that become unread. O(ops visited).
+
+    Ops are also removed if only removed ops read their results.
+    """
     removed = {op for each in replacements for op in each.ops}
-    needed = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
+    needed = {name for r in replacements for node in (*r.nodes, *r.substitutes.values()) for name in node.input}
     annotations = view.model.proto.graph.quantization_annotation
     needed.update(a.tensor_name for a in annotations)
     needed.update(entry.value for a in annotations for entry in a.quant_parameter_tensor_names)
@@ -267,8 +270,8 @@ class _ReplacementWriter:
         self.removed_names = {(view.values[v].scope, view.value_name(v)) for v in initializers}
         for op in (view.ops[op_id] for op_id in self.removed):
             self.removed_names.update((op.scope, view.value_name(v)) for v in op.results)
-        self.instead = {op: node for each in replacements for op, node in each.instead.items()}
-        written = ((r, node) for r in replacements for node in (*r.nodes, *r.instead.values()))
+        self.substitutes = {op: node for each in replacements for op, node in each.substitutes.items()}
+        written = ((r, node) for r in replacements for node in (*r.nodes, *r.substitutes.values()))
         self.removed_names -= {(view.ops[r.last].scope, name) for r, node in written for name in node.output}
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
@@ -280,8 +283,8 @@ class _ReplacementWriter:
                 replacement = self.places[op_id]
                 nodes += [n for n in replacement.nodes if n is replacement.node or not ahead.intersection(n.output)]
                 ahead.update(name for n in replacement.ahead for name in n.output)
-            elif op_id in self.instead:
-                nodes.append(self.instead[op_id])
+            elif op_id in self.substitutes:
+                nodes.append(self.substitutes[op_id])
             elif op_id not in self.removed:
                 for body, (_, inner) in zip(self.view.ops[op_id].bodies, bodies(node), strict=True):
                     self.graph(inner, self.view.scopes[body])

@@ -1,6 +1,6 @@
-"""The sources of an attention's operands, before they are transposed and before their heads are repeated.
+"""The sources of attention operands, before they are transposed and before their heads are repeated.
 
-Ops that only move numbers are run on distinct numbers, so the result shows the origin of each.
+Ops that only move numbers are run on distinct numbers, so the result shows where each number came from.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from amp_rewrite.ir.dims import Dims, names_in, renamed
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import moves_behind, permutation
+from amp_rewrite.rewrite.const_eval import moves_before, permutation
 
-_FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes for free dimensions: distinct, and no product of them is among them
-_LARGEST = 1 << 24  # most elements to move
+_FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)
+"""Sizes for free dimensions: distinct primes, so no product of them equals another."""
+_MAX_ELEMENTS = 1 << 24
+"""Maximum size of an array of numbers to move."""
 RANK = 4
 SWAP = (0, 2, 1, 3)
-"""The permutation to move heads before tokens, and back."""
+"""The permutation that moves heads before tokens; it is its own inverse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ class OperandSource:
 
 
 def head_split(view: View, value: ValueId) -> Op | None:
-    """Return the Reshape splitting off the heads, if a Transpose then moves them before the tokens."""
+    """Return the Reshape that splits off the heads, if a Transpose then moves them before the tokens."""
     op = view.producer(value, "Transpose")
     return view.producer(op.inputs[0], "Reshape") if op is not None and permutation(op) == SWAP else None
 
 
 def keys_source(view: View, transposed: ValueId) -> OperandSource:
-    """Return the source of keys with the tokens on their last axis; by default the keys themselves."""
+    """Return the source of keys with the tokens on their last axis; the keys themselves if none is found."""
     for origin, ops, move in _sources(view, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == (tuple(perm[axis] for axis in (0, 1, 3, 2)), 1):
@@ -68,13 +70,13 @@ def ungrouped(view: View, source: OperandSource) -> OperandSource:
 
 
 _Move = tuple[tuple[int, ...], int]
-"""The effect of ops on four axes: a permutation, then a number of repetitions of each entry of the second axis."""
+"""The effect of ops on four axes: a permutation, and how often each entry of the second axis is then repeated."""
 
 
 def _sources(view: View, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
     """Yield the sources of a value with four axes, nearest first, with the moves in between and their effect."""
     moves = list[Op]()
-    for op, origin in moves_behind(view, value):
+    for op, origin in moves_before(view, value):
         moves.insert(0, op)
         dims = dims_of(view, origin)
         if len(dims) == RANK:
@@ -88,9 +90,9 @@ _Step = tuple[str, tuple[int, ...], Dims]
 
 @cache
 def _effect(origin: Dims, steps: tuple[_Step, ...]) -> _Move | None:
-    """Return the effect of moves, given the dimensions of their results; None if these are unknown.
+    """Return the effect of moves, given the dimensions of their results; None if the dimensions are unknown.
 
-    With known dimensions it does not matter how a shape is computed. The cache serves similar layers.
+    With known dimensions it does not matter how a shape is computed. Caching pays off because layers tend to be alike.
     """
     sizes = _sizes((origin, *(dims for _, _, dims in steps)))
     x = _distinct_numbers(origin, sizes)
@@ -116,7 +118,10 @@ def _after_moves(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> 
 
 
 def moved_marks(view: View, origin: ValueId, marks: Array, moves: Sequence[Op], axes: tuple[int, ...]) -> Array | None:
-    """Broadcast marks to `origin`, and return them after moves; None if they differ along axes other than `axes`."""
+    """Broadcast `marks`, one integer per element, to the shape of `origin`, apply the moves, and return the result.
+
+    None if the result varies along axes other than `axes`.
+    """
     steps = tuple((op.kind, permutation(op), dims_of(view, op.outputs[0])) for op in moves)
     return _moved_marks(dims_of(view, origin), steps, marks.tobytes(), marks.shape, axes)
 
@@ -128,7 +133,7 @@ def _moved_marks(
     sizes = _sizes((origin, *(dims for _, _, dims in steps)))
     whole = _concrete(origin, sizes) if sizes is not None else None
     array = np.frombuffer(marks, np.int64).reshape(shape)
-    if sizes is None or not whole or math.prod(whole) > _LARGEST or not broadcasts(shape, whole):
+    if sizes is None or not whole or math.prod(whole) > _MAX_ELEMENTS or not broadcasts(shape, whole):
         return None
     moved = _after_moves(np.broadcast_to(array, whole), steps, sizes)
     if moved is None or not moved.size or max(axes) >= moved.ndim:
@@ -153,7 +158,7 @@ def _distinct_numbers(dims: Dims, sizes: Mapping[str, int] | None) -> Array | No
     free = iter(_FREE[len(sizes) :])
     shape = _concrete(tuple(next(free) if d is None else d for d in dims), sizes) or (0,)
     size = math.prod(shape)
-    return np.arange(size, dtype=np.float64).reshape(shape) if 0 < size <= _LARGEST else None
+    return np.arange(size, dtype=np.float64).reshape(shape) if 0 < size <= _MAX_ELEMENTS else None
 
 
 def _apply_move(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ...]) -> Array | None:
@@ -169,6 +174,9 @@ def _apply_move(kind: str, perm: tuple[int, ...], x: Array, shape: tuple[int, ..
 
 
 def broadcasts(shape: Dims, whole: Dims) -> bool:
-    """True if a shape broadcasts to the last dimensions of another: each is known, and equal or 1."""
+    """True if a shape broadcasts to the last dimensions of another.
+
+    Each of its dimensions must be known, and either 1 or equal to the other's.
+    """
     pairs = zip(reversed(shape), reversed(whole), strict=False)
     return all(size is not None and size in (1, other) for size, other in pairs)

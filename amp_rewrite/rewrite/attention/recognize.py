@@ -17,7 +17,7 @@ from amp_rewrite.ir.dataflow import confined, is_only_reader, keeps_type, number
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.scores import SCORE_OPS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import moves_behind, numbers
+from amp_rewrite.rewrite.const_eval import moves_before, numbers
 from amp_rewrite.rewrite.replacement import only_float32
 
 # -- masks of scores: by selection, addition or multiplication -------------------------------------
@@ -87,7 +87,7 @@ def _visible(view: View, condition: ValueId, visible_if: bool) -> Array | None:
     if array is not None:
         return np.asarray(array == visible_if)
     kinds = set()
-    for move, moved in moves_behind(view, condition):
+    for move, moved in moves_before(view, condition):
         kinds.add(move.kind)
         array = numbers(view, moved)
         if array is not None:  # Expand does not change axes larger than 1

@@ -248,16 +248,16 @@ class _BiasMover:
         self.last = projection.ops[-1] if projection is not None else self.present[0].reader
 
     def replacement(self, to: DType) -> Replacement | str:
-        view, instead, new = self.view, dict[OpId, NodeProto](), NewNodes(self.view, self.last)
+        view, substitutes, new = self.view, dict[OpId, NodeProto](), NewNodes(self.view, self.last)
         for each in self.present:
-            node = instead.setdefault(each.reader.id, clone(each.reader.node))
+            node = substitutes.setdefault(each.reader.id, clone(each.reader.node))
             slot = next(slot for slot, v in enumerate(each.reader.inputs) if v in each.total.add.outputs)
             node.input[slot] = view.value_name(each.total.source)
-        ops = {each.total.add.id for each in self.present} | instead.keys()
+        ops = {each.total.add.id for each in self.present} | substitutes.keys()
         changes = ["the bias of its keys is dropped, since it does not change a softmax"] if self.biases[0] else []
         reason = None
         if self.projection is None:
-            node = instead.pop(self.last.id)
+            node = substitutes.pop(self.last.id)
         else:
             changes.append("the bias of its values is added after its projection")
             stored = self._stored(self.projection)
@@ -268,11 +268,11 @@ class _BiasMover:
             *zeroing, product, node = nodes = self._nodes(self.projection, new, names)
             ops |= {op.id for op in self.projection.ops}
             new.ahead.append(product)
-            instead.update((self.projection.ops[0].id, each) for each in zeroing)
+            substitutes.update((self.projection.ops[0].id, each) for each in zeroing)
             reason = self._projection_difference(self.projection, nodes, names)
         findings = (Finding("bias", self.attention.last.name, " · ".join(changes)),)
         fusion = Replacement(
-            _KIND, tuple(sorted(ops)), self.last.id, node, instead=instead, findings=findings, **new.parts()
+            _KIND, tuple(sorted(ops)), self.last.id, node, substitutes=substitutes, findings=findings, **new.parts()
         )
         return self._attention_difference() or reason or fusion
 

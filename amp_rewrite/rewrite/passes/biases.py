@@ -1,10 +1,11 @@
 """Passes to split biases off products, and to move them to the cheapest place.
 
-If a bias is far larger than its product, almost all digits of a low result represent the bias. If it is split off, the
-bias is added in float32, after the Cast that a float32 reader needs anyway.
+If a bias is far larger than its product, almost all digits of a low result represent the bias. Once split off, the bias
+is added in float32, after the Cast that a float32 reader needs anyway.
 
-onnxruntime's CUDA provider broadcasts the bias of a Gemm over the result before it multiplies. So Gemms between
-Reshapes become MatMul and Add, and biases get three axes, since its optimizer then keeps the Add.
+onnxruntime's CUDA provider broadcasts the bias of a Gemm over the result before it multiplies. So a Gemm between
+Reshapes becomes a MatMul and an Add. Its bias gets three axes, because onnxruntime's optimizer then leaves the Add
+alone.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from amp_rewrite.rewrite.builder import NewNodes, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
-_behind_relabel = first_input_of(RELABELS)
+_relabel_source = first_input_of(RELABELS)
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split large biases off products before an output or a norm. O(ops), reads the weights of candidates.
+    """Split large biases off products that feed an output or a norm. O(ops); reads the weights of candidates.
 
     Products whose schema requires a bias (Gemm below opset 11) and models that list their weights as inputs (IR
     version 3) are not changed.
@@ -48,11 +49,11 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def _bias_limit(view: View, value: ValueId) -> float | None:
-    """Return the largest ratio of a bias to its weights before a norm or an output; None before other ops.
+    """Return the largest acceptable ratio of bias to weights for a product that feeds a norm or an output.
 
-    Copies in between are skipped. An InstanceNormalization subtracts the whole bias.
+    None if it feeds another op. Copies in between are skipped. An InstanceNormalization subtracts the whole bias.
     """
-    while (reader := only_reader(view, value)) is not None and _behind_relabel(reader) == value and reader.results:
+    while (reader := only_reader(view, value)) is not None and _relabel_source(reader) == value and reader.results:
         (value,) = reader.results
     if reader is None:
         return OUTWEIGHS if value in view.yielded and not view.uses[value] else None
@@ -74,8 +75,8 @@ def _without_bias(view: View, op: Op) -> Replacement:
     name = f"{op.node.name}_bias" if op.node.name else ""
     total = new_node("Add", [product.output[0], new.constant(f"{op.node.input[2]}_split", bias)], result, name)
     new.ahead.append(product)
-    findings = (Finding("bias", op.name, "its bias is far larger than its weights · added in float32 after it"),)
-    return Replacement("bias", (op.id,), op.id, total, findings=findings, **new.parts())
+    text = "its bias is far larger than its weights · now added in float32 after the product"
+    return Replacement("bias", (op.id,), op.id, total, findings=(Finding("bias", op.name, text),), **new.parts())
 
 
 TOKEN_AXES = 3  # batch, tokens, features
@@ -83,7 +84,7 @@ TOKEN_AXES = 3  # batch, tokens, features
 
 @dataclass(frozen=True, slots=True)
 class BiasSum:
-    """An Add of a value and a constant along its last axis, keeping the shape of the value."""
+    """An Add of a value and a constant that varies only along the last axis; the result has the value's shape."""
 
     add: Op
     source: ValueId
@@ -102,15 +103,15 @@ class BiasSum:
 
 
 def _adds_along_last_axis(view: View, context: Context, source: ValueId, bias: ValueId) -> bool:
-    """True if a constant has one number per element of the last axis of a value, and no more axes than the value."""
+    """True if a constant varies only along the last axis of a value, and has no more axes than the value."""
     tensor = view.constant(bias)
-    if tensor is None or not _is_flat(view, bias) or _is_flat(view, source):
+    if tensor is None or not _is_vector(view, bias) or _is_vector(view, source):
         return False
     shape = context.shape(view, source)
     return shape is not None and len(tensor.dims) <= len(shape) and tensor.dims[-1] in (1, shape[-1])
 
 
-def _is_flat(view: View, value: ValueId) -> bool:
+def _is_vector(view: View, value: ValueId) -> bool:
     tensor = view.constant(value)
     flat = tensor is not None and 1 <= len(tensor.dims) <= TOKEN_AXES and all(d == 1 for d in tensor.dims[:-1])
     return flat and view.dtype(value) is DType.FLOAT
@@ -120,9 +121,9 @@ def _is_flat(view: View, value: ValueId) -> bool:
 
 
 def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
-    """Move a bias into a constant table added after it, such as position embeddings. O(Adds).
+    """Move a bias into a constant table that is added after the bias, such as position embeddings. O(Adds).
 
-    A Concat may come between them.
+    There may be a Concat between the two Adds.
     """
     for op in view.of_kinds(("Add",)):
         total = BiasSum.of(view, op, context)
@@ -155,7 +156,7 @@ def _moved_into_table(
     first = sum(lengths[:position])
     biased_table[..., first : first + lengths[position], :] += bias.reshape(-1)
     if not float(np.abs(biased_table).max()) <= context.to.max:
-        return f"the table with the added bias would leave the range of {context.to.spelling}"
+        return f"adding the bias would take the table out of the range of {context.to.spelling}"
     new, node, source = NewNodes(view, table_add), clone(table_add.node), view.value_name(total.source)
     stored = new.constant(f"{view.value_name(value)}_biased", biased_table.astype(np.float32))
     node.input[table_add.inputs.index(value)] = stored
@@ -163,7 +164,7 @@ def _moved_into_table(
     reader.input[slot] = source
     new.ahead += [reader] if concat is not None else []
     ops = tuple(op.id for op in (total.add, concat, table_add) if op is not None)
-    findings = (Finding("bias", total.add.name, "a bias before a constant table is added to its rows"),)
+    findings = (Finding("bias", total.add.name, "a bias added ahead of a table is folded into the table's rows"),)
     fusion = Replacement("bias", ops, table_add.id, node, **new.parts(), findings=findings)
     rng, names = np.random.default_rng(0), [source if part == biased else view.value_name(part) for part in parts]
     feed = {name: rng.standard_normal((2, d, table.shape[-1])) for name, d in zip(names, lengths, strict=True)}
@@ -174,9 +175,9 @@ def _moved_into_table(
 
 
 def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each Gemm between two Reshapes, one merging its leading axes and one splitting them. O(Gemms).
+    """Replace each Gemm between a Reshape that merges leading axes and one that splits them. O(Gemms).
 
-    The replacement is a MatMul, which needs no Reshape, and an Add, which can be fused with norms and activations.
+    It becomes a MatMul, which does not need the Reshapes, and an Add, which can be fused with norms and activations.
     """
     for op in view.of_kinds(("Gemm",)):
         untransposed = not any(int_attribute(op.node, name, 0) for name in ("transA", "transB"))
@@ -186,7 +187,7 @@ def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
         source, weight, bias = op.operands
         merge, split = view.producer(source, "Reshape"), only_reader(view, op.outputs[0], "Reshape")
         tensor = view.constant(weight)
-        if merge is None or split is None or merge.scope != op.scope or tensor is None or not _is_flat(view, bias):
+        if merge is None or split is None or merge.scope != op.scope or tensor is None or not _is_vector(view, bias):
             continue
         result, source_name = split.node.output[0], merge.node.input[0]
         dims, before = (dims_of(view, value) for value in (split.outputs[0], merge.inputs[0]))
@@ -201,13 +202,13 @@ def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
             source_name = new.before("Reshape", (source_name, shape), f"{result}_rows")
         product = new.before("MatMul", (source_name, view.value_name(weight)), f"{result}_product")
         node = new_node("Add", [product, view.value_name(bias)], result, split.node.name)
-        text = "a Gemm between Reshapes becomes MatMul and Add, since other ops can fuse the Add"
+        text = "a Gemm between Reshapes becomes MatMul and Add, because the Add can then be fused with other ops"
         findings = (Finding("fused", op.name, text),)
         yield Replacement("gemm", (op.id, split.id), split.id, node, **new.parts(), findings=findings)
 
 
-def widen_biases(view: View, context: Context) -> Iterator[Replacement]:
-    """Give three axes to each one-axis bias added to a three-axis MatMul. O(Adds)."""
+def expand_biases(view: View, context: Context) -> Iterator[Replacement]:
+    """Reshape each one-axis bias of a three-axis MatMul to three axes. O(Adds)."""
     for op in view.of_kinds(("Add",)):
         total = BiasSum.of(view, op, context)
         product = view.producer(total.source, "MatMul") if total is not None else None

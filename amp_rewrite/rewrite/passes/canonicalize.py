@@ -253,7 +253,7 @@ _CONTRIB_ROUNDS = (
     (_MOVE_BIASES,),
     (LazyPass("contrib.fuse:fuse_contrib", when=_has_norms_or_activations),),
     (
-        LazyPass("passes.biases:widen_biases", (("MatMul",), ("Add",))),
+        LazyPass("passes.biases:expand_biases", (("MatMul",), ("Add",))),
         LazyPass(
             "passes.decompose:align_products",
             (("MatMul",),),

@@ -16,9 +16,9 @@ from amp_rewrite.rewrite.replacement import (
     Outcome,
     Replacement,
     as_outcome,
+    external_inputs,
     fused_node,
     only_float32,
-    outside,
     too_old,
 )
 
@@ -46,7 +46,7 @@ def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replac
     if isinstance(operator, str):
         return operator
     weights, attributes, shape = operator
-    others = [v for v in outside(view, ops) if v not in (entry, *weights)]
+    others = [v for v in external_inputs(view, ops) if v not in (entry, *weights)]
     variable = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
     if variable:
         return f"it also reads {view.value_name(variable[0])}, which is not one constant number"
@@ -124,7 +124,7 @@ def _softmax(view: View, cluster: Cluster, context: Context) -> _Operator | str:
 
 def _gelu(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     shape = context.shape(view, cluster.entry) or ()
-    ranks = [len(t.dims) for v in outside(view, cluster.ops) if (t := view.constant(v)) is not None]
+    ranks = [len(t.dims) for v in external_inputs(view, cluster.ops) if (t := view.constant(v)) is not None]
     if max(ranks, default=0) > len(shape):
         return "the rank of its operand is not known, or less than that of its constants"
     approximate = "tanh" if cluster.kind == "gelu_tanh" else "none"

@@ -19,7 +19,7 @@ from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TA
 from support.fusing import kinds, outputs_of, standard
 
 FASTER = "faster with --opset auto, unless other ops lose a kernel at opset"
-AUTO = f"the same numbers, more kernels · {FASTER}"
+AUTO = f"left unfused: same results, more kernel launches · {FASTER}"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_fusion_records_its_ops_and_leaves_no_unused_constant() -> None:
 
 
 FIRST_AXIS = LAYER_NORM.replace("last", "first") + "y = Mul (n, gain)"
-ENDS_IN_Y = "1 stays unfused (ends in the_y): "
+ENDS_IN_Y = "1 match is not fused (it ends at the_y): "
 
 
 NORMED = LAYER_NORM + "y = Mul (n, gain)"
@@ -182,7 +182,7 @@ def test_small_float_constants_are_folded_to_the_bit() -> None:
     model = model_of("a = Add (gain, shift)  b = Sqrt (half)  s = Mul (a, b)  y = Mul (x, s)", 18)
     result, notes = standard(model)
     assert kinds(result) == ["Constant", "Mul"]
-    assert notes == [("fused", "constants", "computed ahead of time, to the same bits as at run time: the_s")]
+    assert notes == [("fused", "constants", "computed ahead of time, bit-identical to the run-time result: the_s")]
     feed = {"x": np.ones((2, 4), np.float32)}
     np.testing.assert_array_equal(outputs_of(result, feed)[0], outputs_of(model, feed)[0])
 

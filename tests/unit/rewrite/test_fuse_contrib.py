@@ -138,7 +138,7 @@ def test_near_misses_of_a_sum_and_norm_stay(why: str, body: str, inputs: str) ->
     outputs = f"float[{','.join('PQRST'[:rank])}] y"
     model = model_of(body, inputs, outputs)
     result, notes = fused(model)
-    assert notes == [("not_fused", "skip_layer_normalization", f"1 stays unfused (ends in the_y): {why}")]
+    assert notes == [("not_fused", "skip_layer_normalization", f"1 match is not fused (it ends at the_y): {why}")]
     assert result.SerializeToString() == model.SerializeToString()
 
 
@@ -210,7 +210,9 @@ def test_a_node_with_another_constant_fails_the_trial(op_type: str, monkeypatch:
     monkeypatch.setattr(equivalence, "_PROVEN", set())
     model = model_of(body, TWO if "z" in body else ONE)
     (refusal,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
-    assert refusal.rpartition(" by ")[0] == "1 stays unfused (ends in the_y): on random inputs the results differ"
+    assert (
+        refusal.rpartition(" by ")[0] == "1 match is not fused (it ends at the_y): on random inputs the results differ"
+    )
 
 
 NODES: Mapping[str, tuple[dict[str, Any], list[tuple[int, ...] | None]]] = {
@@ -324,7 +326,7 @@ def test_near_misses_of_an_attention_stay(body: str, inputs: str, why: str) -> N
     body = WIDER + "o = MatMul (h, v)  y = Neg (o)" if wider else SPLIT + HIDDEN + SOFTMAX + REST + MERGED
     result, notes = fused(attention_of(body, inputs, outputs))
     assert "MultiHeadAttention" not in kinds(result)
-    assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in notes
+    assert ("not_fused", "multi_head_attention", f"1 match is not fused (it ends at the_o): {why}") in notes
 
 
 @pytest.mark.parametrize("axis", ["", "<axis = 1>", "<axis = 3>", "<axis = -1>"])

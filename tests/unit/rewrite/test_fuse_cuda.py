@@ -161,7 +161,7 @@ def test_a_bias_that_overflows_after_its_projection_stays() -> None:
     large = np.full(8, 6e4, np.float32)
     _, notes = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
     assert [message for kind, _, message in notes if kind == "not_fused"] == [
-        "1 stays unfused (ends in f): the bias after its projection would leave the range of float16"
+        "1 match is not fused (it ends at f): the bias after its projection would leave the range of float16"
     ]
 
 
@@ -432,7 +432,7 @@ def test_a_bias_before_a_table_is_folded_into_its_rows(text: str, adds: int) -> 
 def test_a_table_that_would_overflow_with_the_bias_stays() -> None:
     large = {"table": np.full((1, 6, 8), 6e4, np.float32), "bq": np.full(8, 6e3, np.float32)}
     _, notes = fused(model(TABLED, shapes=JOINED_TOKENS, **large))
-    assert "the table with the added bias would leave the range of float16" in str(notes)
+    assert "adding the bias would take the table out of the range of float16" in str(notes)
 
 
 # -- rows of a mask --------------------------------------------------------------------------------

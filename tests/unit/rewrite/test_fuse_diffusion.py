@@ -329,7 +329,7 @@ def test_batch_normalization_is_folded_into_the_op_before_it(form: str) -> None:
 def test_an_unfoldable_batch_normalization_has_a_reason(proto: ModelProto, why: str) -> None:
     converted, ((kind, subject, message),) = standard(proto)
     assert (kind, subject) == ("not_fused", "batch_normalization")
-    assert re.sub(r"reach [\d.e+]+", "reach N", message) == f"1 stays unfused (ends in y): {why}"
+    assert re.sub(r"reach [\d.e+]+", "reach N", message) == f"1 match is not fused (it ends at y): {why}"
     assert kinds(converted) == kinds(proto)
 
 

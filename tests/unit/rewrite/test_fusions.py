@@ -231,7 +231,7 @@ def findings(converted: Any) -> list[str]:
 def test_a_bias_is_split_off_and_added_afterwards(text: str) -> None:
     proto = large(text)
     converted = amp_rewrite.convert(proto)
-    assert findings(converted) == ["its bias is far larger than its weights · added in float32 after it"]
+    assert findings(converted) == ["its bias is far larger than its weights · now added in float32 after the product"]
     assert kinds(converted.model).count("Add") == 1
     row = next(row for row in converted.report.rows if row.op == "Add")
     assert row.dtype == "float32"
