@@ -44,7 +44,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def learned_equally_well(text: str, losses: int, of_first: float, least: float, network: str = "seed 0") -> None:
     """Check that each policy's losses fall to a share of the first, as in float32, and its least accuracy."""
-    found = re.findall(rf"^{network} (\w+): ([\d. ]+); ([\d.]+) %", text, re.MULTILINE)
+    found = re.findall(rf"^{network} (\w+): ([\d. ]+); ([\d.]+)%", text, re.MULTILINE)
     curves = {policy: [float(number) for number in curve.split()] for policy, curve, _ in found}
 
     assert list(curves) == ["float32", "mixed_float16", "mixed_bfloat16"]
@@ -105,8 +105,8 @@ def test_a_recurrent_network_learns_equally_well_under_each_policy() -> None:
 
 def test_without_a_loss_scale_float16_learns_nothing_and_with_one_it_does() -> None:
     text = printed("underflow.py", "--quick")
-    guess = float(re.findall(r"guessing is right for (\d+) %", text)[0])
-    accuracy = {name.strip(): float(n) for name, n in re.findall(r"^(float.*?)  .*accuracy ([\d.]+) %", text, re.M)}
+    guess = float(re.findall(r"guessing is right for (\d+)%", text)[0])
+    accuracy = {name.strip(): float(n) for name, n in re.findall(r"^(float.*?)  .*accuracy ([\d.]+)%", text, re.M)}
 
     assert accuracy.pop("float16, no loss scale") <= guess
     assert len(accuracy) == 3 and min(accuracy.values()) > 85
