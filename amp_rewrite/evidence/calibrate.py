@@ -37,7 +37,7 @@ from amp_rewrite.settings.option import Data, checked
 from amp_rewrite.settings.request import Request
 
 CHUNK = 2000
-"""Maximum number of taps in one session. A tap uses no memory between runs, but it makes the session slower to open."""
+"""Maximum number of taps in one session. A tap uses no memory between runs, but sessions with more taps load slower."""
 
 
 @checked
@@ -50,10 +50,10 @@ def calibrate(
     folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
-    """Run a model on data and return the range of every floating value; see docs/concepts/ranges.md.
+    """Run a model on data and return the range of every floating-point value; see docs/concepts/ranges.md.
 
-    onnxruntime runs the model on the CPU without optimizations, so each op computes exactly what the model says. Low
-    values are measured in a float32 copy of the model, which shows their true ranges.
+    onnxruntime runs the model on the CPU without optimizations, so each op computes exactly what the model specifies.
+    Low values are measured in a float32 copy of the model, which shows their true ranges.
 
     Args:
         model: anything that `Model.load` accepts.
@@ -61,7 +61,7 @@ def calibrate(
         to: the low type, as for `convert`.
         threads: threads per op; None means one per core.
         folder: folder of the external data of a ModelProto.
-        progress: called as `progress(done, total)` after each run; this needs the length of the data.
+        progress: called as `progress(done, total)` after each run; requires data of known length.
 
     Returns:
         The ranges, for `convert(…, ranges=…)`.
@@ -69,7 +69,7 @@ def calibrate(
     Raises:
         PolicyError: `to` is not a low type, or `threads` is below 1.
         ModelError: the model is invalid or does not run.
-        FeedError: the data do not fit the model.
+        FeedError: the data does not fit the model.
 
     Example:
         >>> import amp_rewrite
@@ -83,7 +83,7 @@ def calibrate(
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
     feed = Feed.of(data, parts[0].view.model)
-    measured, runs = _measured(parts, unrolled(feed, parts[0].view.model), low, threads or 0, progress)
+    measured, runs = _measure(parts, unrolled(feed, parts[0].view.model), low, threads or 0, progress)
     values: dict[str, Range] = {}
     for part, part_ranges in zip(parts, measured, strict=True):
         for value in part.constants:
@@ -109,7 +109,7 @@ def _parts(source: Model, low: DType) -> Iterator[Taps]:
     """Yield the taps of the inlined model, or of its float32 copy if it has low values.
 
     Operators without a CPU kernel are decomposed, and their intermediate values are not measured. A second item covers
-    the bodies of the standard's function ops, as a conversion with the default op lists inlines them for CUDA.
+    the bodies of ONNX's function ops, which a conversion for CUDA with the default op lists inlines.
     """
     view = inline_functions(View.of(source))[0]
     original, low_types = {key(view, value.id) for value in view.values}, view.low_types
@@ -119,13 +119,13 @@ def _parts(source: Model, low: DType) -> Iterator[Taps]:
     yield Taps.of(view, {key(view, value.id) for value in view.values} - original)
     if low_types:
         return
-    inside, inlined = inline_schema_functions(view, Request(to=low))
+    expanded, inlined = inline_schema_functions(view, Request(to=low))
     if inlined:
-        outside = {key(view, value.id) for value in view.values}
-        yield Taps.of(inside, outside)
+        tapped_already = {key(view, value.id) for value in view.values}
+        yield Taps.of(expanded, tapped_already)
 
 
-def _measured(
+def _measure(
     parts: Sequence[Taps], feed: Feed, to: DType, threads: int, progress: Callable[[int, int], None] | None
 ) -> tuple[list[dict[ValueId, Range]], int]:
     """Return the ranges of each part's tapped values, and the number of runs."""
@@ -145,12 +145,12 @@ def _measured(
     return measured, runs
 
 
-# -- taps: the measured values of a model, and the model with measuring nodes inside --------------------------
+# -- taps: the measured values of a model, and the model with measurement nodes added -------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """Floating values of a model: measured, constant, or impossible to measure.
+    """The floating-point values of a model: measured, constant, or impossible to measure.
 
     `taps`: the values to measure, in topological order. `untapped`: the reason for each value that cannot be measured,
     by key.
@@ -163,7 +163,7 @@ class Taps:
 
     @classmethod
     def of(cls, view: View, skipped: Container[str] = ()) -> Taps:
-        """Sort the floating values of a model.
+        """Classify the floating-point values of a model.
 
         `skipped`: keys of the values to ignore.
         """
@@ -176,7 +176,7 @@ class Taps:
             floating = type_ is None or type_.dtype is None or type_.dtype.floating
             if not floating or key(view, value.id) in skipped:
                 continue
-            reason = _untappable(type_) or closed.get(value.scope, "")
+            reason = _unmeasurable_reason(type_) or closed.get(value.scope, "")
             if reason:
                 untapped[key(view, value.id)] = reason
             elif view.constant(value.id) is not None:
@@ -186,15 +186,15 @@ class Taps:
         return cls(view, tuple(taps), tuple(constants), untapped)
 
 
-def _untappable(type_: ValueType | None) -> str:
+def _unmeasurable_reason(type_: ValueType | None) -> str:
     """Return the reason a value of this type cannot be measured, or ""."""
     if type_ is None or (type_.dtype is None and type_.container == TENSOR):
-        return "its element type is not known"
+        return "its element type is unknown"
     return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken from it are measured"
 
 
 def _closed(view: View) -> dict[ScopeId, str]:
-    """Return the bodies that cannot return additional outputs, each with the reason."""
+    """Map each body with a fixed number of outputs to the reason its values cannot be measured."""
     closed: dict[ScopeId, str] = {}
     for scope in view.scopes:
         owner = view.ops[scope.owner] if scope.owner is not None else None
@@ -205,7 +205,7 @@ def _closed(view: View) -> dict[ScopeId, str]:
             batched = owner.op_type == "Scan" and since < FIRST_UNBATCHED_SCAN
             if batched or not since or owner.kind not in ("If", "Loop", "Scan"):
                 kind = f"{owner.kind}-{since}" if since else owner.kind
-                closed[scope.id] = f"it is in a body of {owner.name!r}, and values cannot leave a body of {kind}"
+                closed[scope.id] = f"it is in a body of {owner.name!r}, and a body of {kind} cannot return more values"
     return closed
 
 
@@ -222,15 +222,15 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
 
     All other outputs are unchanged. `to`: the low type to compare magnitudes with. The taps come after the model's
     nodes, in reverse order of their values. onnxruntime orders nodes backward from the end, so each tap runs right
-    after its value, and only one value at a time needs memory for its reductions. Raise ModelError for a model before
-    ai.onnx opset 9, which lacks Where. O(nodes + taps).
+    after its value, and only one value at a time needs memory for its reductions. Raise ModelError for an ai.onnx opset
+    below 9, the first with Where. O(nodes + taps).
     """
     assert taps, "nothing to measure"
     opset = view.opsets.get("", FIRST_WHERE)
     if opset < FIRST_WHERE:
         raise ModelError(
-            f"the model imports ai.onnx opset {opset}, but ranges are measured only from opset {FIRST_WHERE} on;"
-            " convert it with onnx.version_converter"
+            f"the model imports ai.onnx opset {opset}, but measuring ranges requires opset {FIRST_WHERE} or later;"
+            " convert the model with onnx.version_converter"
         )
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
@@ -251,8 +251,8 @@ class _Rows(NamedTuple):
 class _TapBuilder:
     """Builder of the taps in a copy of the model. All new names begin with an unused prefix.
 
-    The rows of a graph are concatenated to one vector. The op that owns a body returns the body's vector, merged over
-    the iterations. The vector of the main graph becomes the additional output. `head`: the constants of the measuring
+    The rows of a graph are concatenated into one vector. The op that owns a body returns the body's vector, merged over
+    the iterations. The vector of the main graph becomes the additional output. `head`: the constants of the measurement
     nodes, placed before all other nodes.
     """
 
@@ -261,14 +261,14 @@ class _TapBuilder:
         self._stem = unused_prefix("tap_", view.names)
         self._numbers = count(1)
         self.head = self.nodes()
-        used = dict.fromkeys(map(self._measured_in, taps))
+        used = dict.fromkeys(map(self._measurement_dtype, taps))
         self.range_nodes = {dtype: RangeNodes(self.head, dtype, to) for dtype in used}
         self.taps: dict[ScopeId, list[ValueId]] = {}
         for value in taps:
             self.taps.setdefault(view.values[value].scope, []).append(value)
 
-    def _measured_in(self, value: ValueId) -> DType:
-        """Return the type of the measuring nodes: float32 represents every number of the narrower types exactly."""
+    def _measurement_dtype(self, value: ValueId) -> DType:
+        """Return the type of the nodes that measure a value: float32 also represents the narrower types exactly."""
         return DType.DOUBLE if self.view.dtype(value) is DType.DOUBLE else DType.FLOAT
 
     def fresh(self) -> str:
@@ -287,22 +287,22 @@ class _TapBuilder:
             inner = [self.graph(body, self.view.scopes[s]) for s, (_, body) in pairs]
             if values := tuple(value for rows in inner for value in rows.values):
                 nodes = self.nodes()
-                carried = self._if_output(node, inner) if op.op_type == "If" else self._stacked(nodes, node, *inner)
+                carried = self._if_output(node, inner) if op.op_type == "If" else self._scan_output(nodes, node, *inner)
                 parts.append(_Rows(carried, values))
                 after += nodes.nodes
         graph.node.extend(after)
-        measured = [_Rows(self._measured(graph, value), (value,)) for value in reversed(self.taps.get(scope.id, ()))]
+        measured = [_Rows(self._measure(graph, value), (value,)) for value in reversed(self.taps.get(scope.id, ()))]
         parts += reversed(measured)
         values = tuple(value for part in parts for value in part.values)
-        return _Rows(self._joined(graph, [part.name for part in parts]) if parts else "", values)
+        return _Rows(self._concat(graph, [part.name for part in parts]) if parts else "", values)
 
-    def _joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
+    def _concat(self, graph: GraphProto, rows: Sequence[str]) -> str:
         name = self.fresh()
         graph.node.append(new_node("Concat", rows, name, axis=0))
         return name
 
-    def _measured(self, graph: GraphProto, value: ValueId) -> str:
-        nodes, dtype, name = self.nodes(), self._measured_in(value), self.view.value_name(value)
+    def _measure(self, graph: GraphProto, value: ValueId) -> str:
+        nodes, dtype, name = self.nodes(), self._measurement_dtype(value), self.view.value_name(value)
         row = self.range_nodes[dtype].row(nodes, nodes.cast(name, dtype, of=self.view.dtype(value)))
         graph.node.extend(nodes.nodes)
         return row
@@ -314,10 +314,10 @@ class _TapBuilder:
         others = [self.head.constant(neutral(len(rows.values))) for rows in inner]
         for branch, (_, graph) in enumerate(bodies(node)):
             parts = [rows.name if i == branch else others[i] for i, rows in enumerate(inner) if rows.values]
-            graph.output.append(declared(self._joined(graph, parts), DType.DOUBLE, None))
+            graph.output.append(declared(self._concat(graph, parts), DType.DOUBLE, None))
         return out
 
-    def _stacked(self, nodes: NodeBuilder, node: NodeProto, rows: _Rows) -> str:
+    def _scan_output(self, nodes: NodeBuilder, node: NodeProto, rows: _Rows) -> str:
         """Add a scan output with the rows of each iteration, and merge them after the op."""
         each, ((_, body),) = self.fresh(), bodies(node)
         states = len(body.output) - (node.op_type == "Loop")  # the first output of a Loop's body is its condition
@@ -327,16 +327,16 @@ class _TapBuilder:
             if attribute.name in ("scan_output_axes", "scan_output_directions"):
                 attribute.ints.append(0)
         sums, maxima = (nodes.reduce(op_type, each, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
-        return nodes.op("Where", nodes.constant(np.tile(_SUMS, len(rows.values))), sums, maxima)
+        return nodes.op("Where", nodes.constant(np.tile(_IS_SUM, len(rows.values))), sums, maxima)
 
 
 # -- the row of one tensor -----------------------------------------------------------------------------------
 
 WIDTH = 9
 
-_ADDED = 7  # the first columns merge by sum, the others by maximum
-_SUMS = np.arange(WIDTH) < _ADDED
-_EXACT_IN_FLOAT = 1 << 24  # float32 represents all integers up to here
+_SUM_COLUMNS = 7  # the first columns merge by sum, the others by maximum
+_IS_SUM = np.arange(WIDTH) < _SUM_COLUMNS
+_EXACT_IN_FLOAT = 1 << 24  # float32 represents all integers up to this one
 _NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
 _NEUTRAL = [0.0] * 8 + [-np.inf]
 
@@ -349,14 +349,14 @@ def neutral(rows: int) -> Rows:
 
 
 def merged(a: Rows, b: Rows) -> Rows:
-    added = np.tile(_SUMS, len(a) // WIDTH)
+    added = np.tile(_IS_SUM, len(a) // WIDTH)
     with np.errstate(invalid="ignore"):  # -inf + -inf in a column merged by maximum
         return np.where(added, a + b, np.maximum(a, b))
 
 
 def ranges(rows: Rows) -> Iterator[Range]:
     for row in rows.reshape(-1, WIDTH):
-        elements, numbers, nonzero, survive, normal, beyond, infinite = (int(n) for n in row[:_ADDED])
+        elements, numbers, nonzero, survive, normal, beyond, infinite = (int(n) for n in row[:_SUM_COLUMNS])
         yield Range(
             count=elements,
             nonfinite=elements - numbers + infinite,
@@ -369,7 +369,7 @@ def ranges(rows: Rows) -> Iterator[Range]:
 
 
 class RangeNodes:
-    """Builder of the measuring nodes for one element type, FLOAT or DOUBLE; `head` receives their constants.
+    """Builder of the measurement nodes for one element type, FLOAT or DOUBLE; `head` receives their constants.
 
     The nodes reduce a tensor of any size to a *row* of nine float64 numbers. To merge two rows, add the first seven
     numbers and take the maximum of each of the last two. Several batches or loop iterations thus merge into one row.
@@ -400,9 +400,9 @@ class RangeNodes:
         self._constants = {name: head.constant(np.asarray(value)) for name, value in values.items()}
 
     def row(self, nodes: NodeBuilder, name: str) -> str:
-        """Append the nodes of the row of the tensor `name`; return the row.
+        """Append the nodes for the row of the tensor `name`, and return the row's name.
 
-        One count is enough if all numbers are finite, none overflows, and none but zeros rounds to zero. ReduceMax and
+        One count is enough if all numbers are finite, none overflows, and only zeros round to zero. ReduceMax and
         ReduceMin on the CPU may ignore NaN; only ReduceSum detects it reliably. For an empty tensor, the maximum is
         -infinity and the minimum infinity.
         """
@@ -416,7 +416,7 @@ class RangeNodes:
 
         def one_count(branch: NodeBuilder) -> str:
             normal = number if self._all_normal else self._above(branch, nonzero, "normal", self._dtype)
-            return self._joined(branch, [number] * 4 + [normal], largest, smallest)
+            return self._concat(branch, [number] * 4 + [normal], largest, smallest)
 
         return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
 
@@ -425,7 +425,7 @@ class RangeNodes:
         counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
         finite = nodes.op("Where", nodes.op("Less", a, self._constants["infinity"]), a, self._constants["zero"])
         smallest = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
-        return self._joined(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), smallest)
+        return self._concat(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), smallest)
 
     def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
         return nodes.op("Where", nodes.op("Greater", a, self._constants["zero"]), a, self._constants["infinity"])
@@ -434,8 +434,8 @@ class RangeNodes:
         ones = nodes.cast(nodes.op("Greater", a, self._constants[name]), counted_in)
         return nodes.cast(_reduced(nodes, "ReduceSum", ones), DType.DOUBLE)
 
-    def _joined(self, nodes: NodeBuilder, counts: list[str], largest: str, smallest: str) -> str:
-        zeros = [self._constants["no_count"]] * (_ADDED - len(counts))
+    def _concat(self, nodes: NodeBuilder, counts: list[str], largest: str, smallest: str) -> str:
+        zeros = [self._constants["no_count"]] * (_SUM_COLUMNS - len(counts))
         ends = (nodes.cast(end, DType.DOUBLE) for end in (largest, nodes.op("Neg", smallest)))
         return nodes.op("Concat", *counts, *zeros, *ends, axis=0)
 

@@ -118,7 +118,7 @@ def unrolled(feed: Feed, model: Model) -> Feed:
             yield (fed := back.inputs(number, batch, outputs))
             outputs = runner.run(fed, names)
 
-    return replace(feed, feedback=None, _allow_nonfinite=True, _source=source, _count=len(feed), _mark=None)
+    return replace(feed, feedback=None, _allow_nonfinite=True, _source=source, _count=len(feed), _checksum=None)
 
 
 def low_types(model: Model) -> tuple[str, ...]:

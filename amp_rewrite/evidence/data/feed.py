@@ -1,6 +1,6 @@
 """Batches for a model: the user's data, checked against the model's inputs, or random data.
 
-An array is accepted unchanged, cast if the cast loses no value, or rejected with advice on what to pass.
+Each array is accepted unchanged, cast to the input's type (integers only if no value changes), or rejected.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from amp_rewrite.runtime.ports import Port, input_ports
 
 Batch = Mapping[str, Array]
 
-_SHOWN = 8  # names in an error
-_NO_BATCH = "the data contains no batch; give at least one"
+_MAX_NAMES = 8  # names in an error
+_NO_BATCH = "the data contains no batches; give at least one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +59,17 @@ class Feed:
     _count: int | None = field(repr=False, default=None)
     _allow_nonfinite: bool = field(repr=False, default=False)
     _ignored: frozenset[str] = field(repr=False, default=frozenset())
-    _mark: int | None = field(repr=False, default=None)
+    _checksum: int | None = field(repr=False, default=None)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch by input name, cast to the input types. Raise FeedError for an invalid batch."""
         number = -1
         for number, raw in enumerate(self._source()):
             batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
-            if number == 0 and self._mark not in (None, _mark(batch)):
+            if number == 0 and self._checksum not in (None, _checksum(batch)):
                 raise FeedError(
-                    f"{self.origin}: a second pass gave other batches, but a search compares passes; turn off shuffling"
-                    " and augmentation, and create a new array for each batch"
+                    f"{self.origin}: a second pass returned different batches, but a search needs the same ones; turn"
+                    " off shuffling and augmentation, and create a new array for each batch"
                 )
             yield from [batch] if self.feedback is None else self.feedback.runs(number, batch)
         if number < 0:
@@ -101,10 +101,10 @@ class Feed:
     ) -> Feed:
         """Return the user's data as batches for a model.
 
-        The data are one batch, an iterable of batches, a callable that returns a new iterable of batches at each call
+        The data is one batch, an iterable of batches, a callable that returns a new iterable of batches at each call
         (such as a generator function), a Feed, or a path. A batch is a mapping from input names to arrays, an array
-        (for the only input), or a tuple of arrays in the order of the inputs without a default; arrays after those,
-        such as labels, are ignored. An array is a numpy array, a torch tensor on any device, or an object that numpy
+        (for the only input), or a tuple of arrays in the order of the inputs without a default; further arrays, such
+        as labels, are ignored. An array is a numpy array, a torch tensor on any device, or an object that numpy
         converts to an array. A list of arrays is a list of batches. An iterable, such as a DataLoader, must return the
         same batches in each pass. A path names
 
@@ -113,20 +113,22 @@ class Feed:
 
         Integers are cast if no value can change (int32 to int64), and floats are cast to the float type of the input;
         `notes` lists these casts. Arrays without an input, such as labels, are ignored with a note if the first batch
-        has them, it feeds every input, and their names do not resemble an input's name. The first batch is checked at
-        once, the others as they are read.
+        contains them, it feeds every input, and their names do not resemble an input's name. The first batch is checked
+        immediately, the others as they are read.
 
         Args:
             data: the data.
             model: the model to feed.
             allow_nonfinite: accept NaN and infinity.
             allow_change: accept different batches in each pass, as from a shuffling DataLoader.
-            extra_axes: by input, an axis of size 1 that arrays may have in addition to its shape; it is removed.
-            feedback: outputs that become inputs of the next run, as in "hn=h" or "present.*=past.*"; optional in data.
-            steps: with feedback, runs per batch, each batch a sequence; None means that all batches form one sequence.
+            extra_axes: by input name, an additional axis of size 1 that arrays may have; it is removed.
+            feedback: outputs that become inputs of the next run, as in "hn=h" or "present.*=past.*"; the data may omit
+                these inputs.
+            steps: runs per batch if each batch is a sequence with feedback; None means that all batches form one
+                sequence.
 
         Raises:
-            FeedError: names, types or sizes do not fit, there is no batch, or a file is damaged.
+            FeedError: names, types or sizes do not fit, there are no batches, or a file is damaged.
         """
         ports = tuple(replace(port, extra=extra_axes.get(port.name)) for port in input_ports(model))
         back = Feedback.of(feedback, steps, model)
@@ -139,8 +141,8 @@ class Feed:
         else:
             origin, source, count = source_of(data, {port.name for port in ports})
             feed = cls(origin, False, back, (), ports, source, count, allow_nonfinite)
-        feed = feed._begun()
-        return replace(feed, _mark=None) if allow_change else feed
+        feed = feed._with_checked_first()
+        return replace(feed, _checksum=None) if allow_change else feed
 
     @classmethod
     def randomly(
@@ -154,7 +156,7 @@ class Feed:
         feedback: Sequence[str] | str = (),
         steps: int | None = None,
     ) -> Feed:
-        """Return random batches, determined by the seed and equal in each pass.
+        """Return random batches, determined by the seed and identical in each pass.
 
         Floats have a normal distribution with mean 0 and standard deviation 1. Integers are 0 or 1 by default, and
         booleans are uniform. Inputs with a default are not fed.
@@ -162,7 +164,7 @@ class Feed:
         Args:
             model: the model to feed.
             batches: number of batches.
-            shapes: shapes of inputs by name; free dimensions of other inputs get usual sizes, listed in `origin`.
+            shapes: shapes of inputs by name; free dimensions of other inputs get default sizes, listed in `origin`.
             int_ranges: half-open ranges of integer inputs by name.
             seed: seed of the random numbers.
             feedback: as for `of`; a sequence begins with random states.
@@ -188,9 +190,9 @@ class Feed:
         """
         ports = input_ports(model)
         origin, source = drawn([port for port in ports if port.required], options)
-        return cls(origin, True, back, (), ports, source, options.batches)._begun()
+        return cls(origin, True, back, (), ports, source, options.batches)._with_checked_first()
 
-    def _begun(self) -> Feed:
+    def _with_checked_first(self) -> Feed:
         """Check the first batch, and return the feed with its notes and checksum. Raise FeedError if it is invalid."""
         batches, back = self._source(), self.feedback
         first = next(batches, None)
@@ -201,16 +203,16 @@ class Feed:
             origin = f"{origin}, {back}"
             ports = tuple(replace(p, required=p.required and p.name not in back.states) for p in ports)
             if back.steps is None and next(batches, None) is None:
-                more = f"give several batches, or {spelled('steps', 100)} to run it 100 times"
+                more = f"give several batches, or {spelled('steps', 100)} to run the batch 100 times"
                 raise FeedError(f"{origin}: one batch is one run, so nothing is fed back; {more}")
         ignored = _ignored(first, ports)
         batch, notes = _checked(first, ports, 0, self._allow_nonfinite, ignored)
         if ignored:
-            names = shortened([short(name) for name in sorted(ignored)], _SHOWN)
+            names = shortened([short(name) for name in sorted(ignored)], _MAX_NAMES)
             notes = (*notes, f"ignored, because no input has this name: {names}")
         if back is not None:
             next(back.runs(0, batch))
-        return replace(self, origin=origin, notes=notes, _ports=ports, _ignored=ignored, _mark=_mark(batch))
+        return replace(self, origin=origin, notes=notes, _ports=ports, _ignored=ignored, _checksum=_checksum(batch))
 
 
 def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
@@ -222,15 +224,15 @@ def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
     return frozenset() if any(nearest(str(name), inputs) for name in extra) else extra
 
 
-def _mark(batch: Batch) -> int:
-    mark = 0
+def _checksum(batch: Batch) -> int:
+    checksum = 0
     for value in batch.values():
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            mark = crc32(np.ascontiguousarray(value.reshape(-1)[:_MARKED]).tobytes(), mark)
-    return mark
+            checksum = crc32(np.ascontiguousarray(value.reshape(-1)[:_CHECKSUM_ELEMENTS]).tobytes(), checksum)
+    return checksum
 
 
-_MARKED = 4096
+_CHECKSUM_ELEMENTS = 4096
 """Number of elements of each array in the checksum of a batch."""
 
 
@@ -265,8 +267,8 @@ def _check_names(raw: Raw, ports: tuple[Port, ...], place: str, ignored: Collect
     required = [port.name for port in ports if port.required and not port.container.startswith("optional")]
     missing = [repr(name) for name in required if name not in raw]
     if missing:
-        fact = f"{place} lacks input{'s' if len(missing) > 1 else ''} {shortened(missing, _SHOWN)}"
-        raise FeedError(f"{fact}; every batch needs {shortened(list(map(repr, required)), _SHOWN)}")
+        fact = f"{place} is missing input{'s' if len(missing) > 1 else ''} {shortened(missing, _MAX_NAMES)}"
+        raise FeedError(f"{fact}; every batch needs {shortened(list(map(repr, required)), _MAX_NAMES)}")
 
 
 def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
@@ -275,11 +277,11 @@ def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tu
         return value, ""
     array, note = _typed(port.without_extra(_as_array(value, where)), port, where)
     if not port.admits(array.shape):
-        raise FeedError(f"{where} has the shape {list(array.shape)}; the input takes {port.dims}")
+        raise FeedError(f"{where} has the shape {list(array.shape)}, but the input takes {port.dims}; reshape it")
     floating = array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy
     if floating and not allow_nonfinite and not np.isfinite(array).all():
         allowed = spelled("allow_nonfinite", True)
-        fact = f"has NaN or infinity{f' as {port.dtype.spelling}' if note and port.dtype else ''}"
+        fact = f"contains NaN or infinity{f' as {port.dtype.spelling}' if note and port.dtype else ''}"
         raise FeedError(f"{where} {fact}; give finite numbers in range, or allow others with {allowed}")
     return array, note
 
@@ -290,7 +292,7 @@ def _as_array(value: object, where: str) -> Array:
     except (ValueError, TypeError, RuntimeError) as cause:
         raise FeedError(f"{where} cannot be converted to an array: {' '.join(str(cause).split())[:200]}") from cause
     if array.dtype.hasobject and not all(isinstance(item, (str, bytes)) for item in array.flat):
-        raise FeedError(f"{where} holds objects; give an array of numbers")
+        raise FeedError(f"{where} contains Python objects; give an array of numbers")
     return array
 
 

@@ -22,9 +22,9 @@ _MAX_NAMES = 8  # in an error message
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Pairs of an output and the input that it becomes in the next run.
+    """Pairs of an output and an input to feed with it in the next run.
 
-    `steps`: runs per batch, each batch its own sequence; None means that all batches are the steps of one
+    `steps`: runs per batch, where each batch is its own sequence; None means that all batches are the steps of one
     sequence. `ports`: the inputs of the model, by name.
     """
 
@@ -33,15 +33,15 @@ class Feedback:
     ports: Mapping[str, Port]
 
     @classmethod
-    def of(cls, words: Sequence[str] | str, steps: int | None, model: Model) -> Feedback | None:
+    def of(cls, texts: Sequence[str] | str, steps: int | None, model: Model) -> Feedback | None:
         """Parse pairs such as "hn=h" or "present.*=past.*"; return None if there are none.
 
         Raise FeedError for pairs that do not fit the model, and for steps below 1 or without feedback.
         """
-        if steps is not None and (steps < 1 or not words):
-            raise FeedError(f"{spelled('steps', steps)} needs {spelled('feedback', 'OUT=IN')}, and 1 step or more")
+        if steps is not None and (steps < 1 or not texts):
+            raise FeedError(f"{spelled('steps', steps)} needs {spelled('feedback', 'OUT=IN')} and at least 1 step")
         outputs = [port.name for port in output_ports(model)]
-        pairs = tuple(pair for text in as_names(words) for pair in expand(text, outputs))
+        pairs = tuple(pair for text in as_names(texts) for pair in expand(text, outputs))
         return cls(pairs, steps, {}).for_model(model) if pairs else None
 
     def for_model(self, model: Model) -> Feedback:
@@ -56,11 +56,11 @@ class Feedback:
                     hint = advice(name, known, f"it has {_quoted(list(known))}")
                     raise FeedError(f"{where}: the model has no {kind} {name!r}; {hint}")
             if not fits(outputs[out], inputs[into]):
-                types = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} is {_typed(inputs[into])}"
+                types = f"output {out!r} is {_describe(outputs[out])}, but input {into!r} is {_describe(inputs[into])}"
                 fitting = [port.name for port in outputs.values() if fits(port, inputs[into])]
                 raise FeedError(f"{where}: {types}; outputs that fit {into!r}: {_quoted(fitting)}")
             if sources.setdefault(into, out) != out:
-                raise FeedError(f"{where}: input {into!r} is already fed {sources[into]!r}; name one output for it")
+                raise FeedError(f"{where}: input {into!r} is already fed from {sources[into]!r}; name only one output")
         return replace(self, ports=inputs)
 
     def __str__(self) -> str:
@@ -105,8 +105,8 @@ class Feedback:
             known = [size for size in shape if size is not None]
             if port.dtype is None or port.container != TENSOR or len(known) < len(shape):
                 raise FeedError(
-                    f"the first batch lacks {port.name!r}, which cannot start at zeros, because its size is unknown"
-                    f" ({_typed(port)}); add it"
+                    f"the first batch is missing {port.name!r}, which cannot be initialized to zeros because it is not"
+                    f" a tensor of known type and size ({_describe(port)}); add {port.name!r} to the first batch"
                 )
             zeros[port.name] = np.zeros(known, port.dtype.numpy)
         return zeros
@@ -116,13 +116,13 @@ _BEFORE = re.compile(
     r"(?:past_key_values|past|previous|prev|initial|init|old)[._](.+)|(.+?)(?:[._](?:in|prev|past|old)|_?0)"
 )
 _AFTER = re.compile(r"(?:present|next|new|updated)[._](.+)|(.+?)(?:[._](?:out|next|new|n)|n|N)")
-"""Names of a state before and after a run, with the common part as a group."""
+"""Patterns of a state's name before and after a run; their groups match the common part."""
 
 
 def state_pairs(model: Model) -> Mapping[str, str]:
-    """Return outputs that look like states by name, type and shape, each with the input that it seems to update.
+    """Pair the outputs with inputs of matching name, type and shape, as the states of a model have.
 
-    The result is empty if every input looks like a state.
+    The result is empty if it would contain every input.
     """
     inputs, outputs = input_ports(model), output_ports(model)
     fitting = {out.name: [into.name for into in inputs if fits(out, into)] for out in outputs}
@@ -142,7 +142,10 @@ def _stems(name: str, pattern: re.Pattern[str]) -> set[str]:
 
 
 def option_values(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return short values of --feedback for pairs: a * joins pairs with equal ends. `outputs`: of the model."""
+    """Return short `--feedback` values for pairs: a * joins pairs with equal endings.
+
+    `outputs`: names of all outputs of the model.
+    """
     values: dict[str, None] = {}
     for out, into in pairs.items():
         shared = len([*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(out), reversed(into), strict=False))])
@@ -156,7 +159,7 @@ def option_values(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str
 def expand(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of "OUT=IN". A * in OUT matches any text, and the * in IN is replaced with it.
 
-    Raise FeedError for an invalid form, and for a pattern without a match.
+    Raise FeedError for an invalid form or a pattern without a match.
     """
     out, _, into = (part.strip() for part in text.partition("="))
     if not out or not into or out.count("*") != into.count("*") or out.count("*") > 1:
@@ -181,7 +184,7 @@ def fits(out: Port, into: Port) -> bool:
     return len(out.shape) == len(into.shape) and all(a == b for a, b in sizes)
 
 
-def _typed(port: Port) -> str:
+def _describe(port: Port) -> str:
     dtype = port.dtype.spelling if port.dtype else "of unknown type"
     container = "" if port.container == TENSOR else f"{port.container} of "
     return f"{container}{dtype} {port.dims if port.shape is not None else 'of unknown shape'}"

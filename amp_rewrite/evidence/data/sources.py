@@ -37,14 +37,14 @@ _Reader = Callable[[], Raw]
 _NUMBERED = re.compile(r"([0-9]{1,9})/(.+)", re.DOTALL)
 
 
-def source_of(data: object, known: Collection[str]) -> tuple[str, Source, int | None]:
+def source_of(data: object, inputs: Collection[str]) -> tuple[str, Source, int | None]:
     """Return the origin of batches, a factory of iterators over them, and their number if known.
 
-    `known`: names of the inputs; only their arrays are read from files.
+    `inputs`: names of the inputs; only their arrays are read from files.
     """
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
-        readers = _files(path, known)
+        readers = _files(path, inputs)
         return path.name or str(path), partial(map, call, readers), len(readers)
     one = isinstance(data, tuple) and bool(data) and all(map(is_array, data))  # a list is a list of batches
     if isinstance(data, Mapping) or is_array(data) or one:
@@ -78,43 +78,43 @@ def _called(data: Callable[[], object]) -> Iterator[object]:
 # -- files ---------------------------------------------------------------------------------------------------
 
 LIMIT = 1 << 32
-"""Maximum bytes of one batch in a file."""
+"""Maximum size of one batch in a file, in bytes."""
 _KINDS = "name a .npz file, or a folder of .npz files"
-_DAMAGE = (
+_DAMAGE_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, LookupError, ArithmeticError, MemoryError),
     *(ValueError, TypeError, SyntaxError, RuntimeError),
 )
 """Exceptions that numpy and zipfile raise for damaged files."""
 
 
-def _files(path: Path, known: Collection[str]) -> list[_Reader]:
+def _files(path: Path, inputs: Collection[str]) -> list[_Reader]:
     if not path.is_dir():
-        return _of_npz(path, known)
-    archives = sorted(path.glob("*.npz"), key=_natural)
+        return _npz_readers(path, inputs)
+    archives = sorted(path.glob("*.npz"), key=_natural_key)
     if not archives:
-        raise FeedError(f"{path} holds no .npz file; write some with numpy.savez")
-    return [reader for archive in archives for reader in _of_npz(archive, known)]
+        raise FeedError(f"{path} contains no .npz files; write them with numpy.savez")
+    return [reader for archive in archives for reader in _npz_readers(archive, inputs)]
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural_key(path: Path) -> list[tuple[int, str]]:
     parts = re.split(r"([0-9]+)", path.name)
     return [(int(part) if part.isascii() and part.isdigit() else 0, part) for part in parts]
 
 
-def _of_npz(path: Path, known: Collection[str]) -> list[_Reader]:
+def _npz_readers(path: Path, inputs: Collection[str]) -> list[_Reader]:
     """Return one reader per batch in a file; a file with names such as "0/x" has several batches."""
     archive = Npz(path)
     numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
-    if not all(numbered) or {*known}.issuperset(archive.names):
-        return [partial(_read, archive, {name: name for name in archive.names}, known)] if archive.names else []
+    if not all(numbered) or {*inputs}.issuperset(archive.names):
+        return [partial(_read, archive, {name: name for name in archive.names}, inputs)] if archive.names else []
     batches: dict[int, dict[str, str]] = {}
     for match in filter(None, numbered):
         batches.setdefault(int(match[1]), {})[match[2]] = match[0]
-    return [partial(_read, archive, names, known) for _, names in sorted(batches.items())]
+    return [partial(_read, archive, names, inputs) for _, names in sorted(batches.items())]
 
 
-def _read(archive: Npz, names: Mapping[str, str], known: Collection[str]) -> Raw:
-    return {**dict.fromkeys(names), **archive.read({key: name for key, name in names.items() if key in known}, LIMIT)}
+def _read(archive: Npz, names: Mapping[str, str], inputs: Collection[str]) -> Raw:
+    return {**dict.fromkeys(names), **archive.read({key: name for key, name in names.items() if key in inputs}, LIMIT)}
 
 
 class Npz:
@@ -135,18 +135,18 @@ class Npz:
         return tuple(name.removesuffix(".npy") for name in self._sizes)
 
     def read(self, keys: Mapping[str, str], limit: int) -> dict[str, Array]:
-        """Return the arrays named by the values of `keys`, by its keys.
+        """Return the arrays with the names in `keys`, under their keys.
 
         Raise FeedError if they exceed `limit` bytes, or are not arrays.
         """
         total = sum(self._sizes.get(f"{name}.npy", 0) for name in keys.values())
         if total > limit:
-            raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed")
+            raise FeedError(f"{self.path}: a batch has {total} bytes, but at most {limit} are allowed; split it")
         with _readable(self.path), np.load(self.path) as file:
             arrays = {key: file[name] for key, name in keys.items()}
         for key, array in arrays.items():
             if not isinstance(array, np.ndarray):
-                raise FeedError(f"{self.path} holds {short(key)}, which is not an array; write it with numpy.savez")
+                raise FeedError(f"{self.path}: {short(key)} is not an array; write arrays with numpy.savez")
         return arrays
 
 
@@ -165,18 +165,18 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as cause:
         raise FeedError(f"cannot read {path}: {cause.strerror or cause}; {_KINDS}") from cause
-    except _DAMAGE as cause:
+    except _DAMAGE_ERRORS as cause:
         why = one_line(cause)[:200] or type(cause).__name__
         raise FeedError(f"cannot read {path}: {why}; write arrays of numbers or text with numpy.savez") from cause
 
 
 # -- one batch from the user --------------------------------------------------------------------------
 
-_FORMS = "a mapping from input names to arrays"
+_MAPPING = "a mapping from input names to arrays"
 
 
 def is_array(value: object) -> bool:
-    """True for a numpy array, or an array of another library, such as a tensor."""
+    """True for a numpy array or an array from another library, such as a tensor."""
     return hasattr(value, "__array__") and hasattr(value, "shape")
 
 
@@ -204,17 +204,17 @@ def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]
         return batch, ""
     arrays = [batch] if is_array(batch) else list(batch) if isinstance(batch, (list, tuple)) else []
     if not arrays or not all(map(is_array, arrays)):
-        raise FeedError(f"{where} is {type(batch).__qualname__}; give {_FORMS}, an array, or a tuple of arrays")
+        raise FeedError(f"{where} must be {_MAPPING}, an array, or a tuple of arrays, not {type(batch).__qualname__}")
     needed = [port.name for port in ports if port.required]
     spare = [port.name for port in ports if not port.required]
     fact, inputs = f"{where} is {count(len(arrays), 'array')}", ", ".join(map(repr, needed))
     if len(arrays) < len(needed):
         raise FeedError(
-            f"{fact}, but the model has the inputs {inputs}; give a tuple of arrays in this order, or {_FORMS}"
+            f"{fact}, but the model has the inputs {inputs}; give a tuple of arrays in this order, or {_MAPPING}"
         )
     left = len(arrays) - len(needed)
     if left and spare:
-        raise FeedError(f"{fact}, and input {spare[0]!r} has a default, so the rest is ambiguous; give {_FORMS}")
+        raise FeedError(f"{fact}, and input {spare[0]!r} has a default, so their order is ambiguous; give {_MAPPING}")
     note = f"{count(left, 'array')} after those for {inputs or 'no input'} {NOT_FED}"
     return dict(zip(needed, arrays, strict=False)), note if left else ""
 
@@ -229,7 +229,7 @@ class Drawing:
     """Options of random batches: the arguments of `Feed.randomly`, and three more.
 
     `scale`: the standard deviation of floats. `free`: the size of free dimensions without a known name; None means that
-    `shapes` must give it. `limit`: the maximum size of an array in bytes, counted as float64.
+    `shapes` must contain it. `limit`: the maximum size of an array in bytes, counted as float64.
     """
 
     batches: int = 1
@@ -246,7 +246,7 @@ def drawn(ports: Sequence[Port], options: Drawing) -> tuple[str, Source]:
     if options.batches < 1:
         raise FeedError(f"{options.batches} random batches requested; request at least one")
     if options.seed < 0:
-        raise FeedError(f"the seed {options.seed} is negative; use a whole number of 0 or more")
+        raise FeedError(f"the seed {options.seed} is negative; use 0 or more")
     assumed = dict[str, int]()
     shaped = _drawn_shapes(ports, options, assumed)
     _check_ranges(ports, options.int_ranges)
@@ -256,8 +256,8 @@ def drawn(ports: Sequence[Port], options: Drawing) -> tuple[str, Source]:
         for _ in range(options.batches):
             yield {port.name: _drawn(generator, port, shaped[port.name], options) for port in ports}
 
-    stated = [f"random, seed {options.seed}", *([] if options.scale == 1 else [f"deviation {options.scale:g}"])]
-    return ", ".join((*stated, *(f"{name} = {size}" for name, size in assumed.items()))), source
+    facts = [f"random, seed {options.seed}", *([] if options.scale == 1 else [f"deviation {options.scale:g}"])]
+    return ", ".join((*facts, *(f"{name} = {size}" for name, size in assumed.items()))), source
 
 
 def _drawn_shapes(ports: Sequence[Port], options: Drawing, assumed: dict[str, int]) -> dict[str, tuple[int, ...]]:
@@ -266,17 +266,17 @@ def _drawn_shapes(ports: Sequence[Port], options: Drawing, assumed: dict[str, in
     for port in ports:
         drawable = port.dtype not in (None, DType.STRING) and (port.dtype.floating or port.dtype.numpy.kind in "biu")
         if port.container != TENSOR or not drawable:
-            what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
-            raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
+            type_ = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
+            raise FeedError(f"random data cannot fill input {port.name!r}, which is {type_}; give data for it")
         shape = options.shapes[port.name] if port.name in options.shapes else _assumed(port, assumed, options.free)
-        stated = "no shape" if port.shape is None else f"the shape {port.dims}"
+        declared = "no shape" if port.shape is None else f"the shape {port.dims}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
             example = tuple(dim if isinstance(dim, int) else 64 for dim in port.shape or (None, None))
-            words = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
-            raise FeedError(f"input {port.name!r} has {stated}; give all sizes, as in {words}")
+            option = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
+            raise FeedError(f"input {port.name!r} has unknown sizes ({declared}); give all of them, as in {option}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
-            raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
+            raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {declared}")
         if len(sizes) > MAX_AXES or math.prod(max(1, size) for size in sizes) * 8 > options.limit:
             most = f"at most {MAX_AXES} axes and {options.limit} bytes"
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large; use {most}")
@@ -284,16 +284,16 @@ def _drawn_shapes(ports: Sequence[Port], options: Drawing, assumed: dict[str, in
     return shapes
 
 
-_USUAL = {
+_DEFAULT_SIZES = {
     1: ("batch", "batch_size", "bs", "n", "b"),
     16: ("sequence", "sequence_length", "seq", "seq_len", "length", "len", "tokens", "time", "frames", "t", "s"),
     64: ("height", "width", "h", "w"),
 }
-"""Usual sizes of free dimensions, by their names."""
+"""Default sizes of free dimensions, each with the names of the dimensions."""
 
 
 def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int, ...] | None:
-    """Return the shape of an input with usual sizes for free dimensions, and add these to `assumed`.
+    """Return the shape of an input with default sizes for free dimensions, and add these to `assumed`.
 
     The first axis counts as the batch axis unless its name says otherwise. Return None if a size remains unknown.
     """
@@ -303,7 +303,7 @@ def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int
             sizes.append(dim)
             continue
         word = (dim or "").lower()
-        size = next((size for size, names in _USUAL.items() if word in names), 1 if axis == 0 else free)
+        size = next((size for size, names in _DEFAULT_SIZES.items() if word in names), 1 if axis == 0 else free)
         if size is None:
             return None
         added[short(dim)[1:-1] if dim else f"axis {axis} of {short(port.name)[1:-1]}"] = size
@@ -317,7 +317,7 @@ def _check_ranges(ports: Sequence[Port], ranges: Mapping[str, tuple[int, int]]) 
     kinds = {port.name: port.dtype.numpy for port in ports if port.dtype is not None}
     for name, (low, high) in ranges.items():
         if kinds[name].kind not in "iu":
-            raise FeedError(f"a range of integers is given for input {name!r}, which is {kinds[name]}; leave it out")
+            raise FeedError(f"a range of integers is given for input {name!r}, which is {kinds[name]}; omit the range")
         bounds = np.iinfo(kinds[name])
         if not bounds.min <= low < high <= bounds.max + 1:
             raise FeedError(f"the int range {low},{high} of input {name!r} is empty or does not fit {kinds[name]}")

@@ -140,10 +140,10 @@ MISTAKES = {
         "--metric snr needs a finite bound, as in --metric snr=40"
     ),
     "verify neg.onnx neg.onnx --data three.npz --set rtol=1 --only z": "neg.onnx has no output 'z'; it has 'y'",
-    f"verify {SUMS} --steps 2": "--steps 2 needs --feedback OUT=IN, and 1 step or more",
+    f"verify {SUMS} --steps 2": "--steps 2 needs --feedback OUT=IN and at least 1 step",
     f"verify {SUMS} --feedback hn=h": (
         "random, seed 0, one sequence, hn fed back to h: one batch is one run, so nothing is fed back; give several"
-        " batches, or --steps 100 to run it 100 times"
+        " batches, or --steps 100 to run the batch 100 times"
     ),
     f"verify {SUMS} --feedback hn=x1 --steps 2": "--feedback hn=x1: the model has no input 'x1'; did you mean 'x'?",
     # inputs

@@ -32,7 +32,7 @@ def parsed(signature: str, body: str = "", opset: int = 20) -> Model:
 
 MODEL = parsed("float[n, 3] x, int64[n] i")
 B = ml_dtypes.bfloat16
-A_BATCH = "give a mapping from input names to arrays, an array, or a tuple of arrays"
+A_BATCH = "must be a mapping from input names to arrays, an array, or a tuple of arrays"
 
 
 def same(found: Feed, *expected: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ def test_inputs_with_defaults_are_optional_and_labels_after_arrays_are_noted() -
     two = parsed("float[n, 3] x, float[3] w")
     two.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
     assert refusal([(X, X[0])], two) == (
-        "batch 0 is 2 arrays, and input 'w' has a default, so the rest is ambiguous; give a mapping from input names"
+        "batch 0 is 2 arrays, and input 'w' has a default, so their order is ambiguous; give a mapping from input names"
         " to arrays"
     )
 
@@ -121,7 +121,7 @@ def test_a_generator_is_read_once_and_only_as_far_as_requested() -> None:
 def test_passes_with_different_batches_are_refused() -> None:
     counter = itertools.count()
     assert refusal(lambda: iter([{"x": X + next(counter), "i": I}])) == (
-        "<lambda>(): a second pass gave other batches, but a search compares passes; turn off shuffling"
+        "<lambda>(): a second pass returned different batches, but a search needs the same ones; turn off shuffling"
         " and augmentation, and create a new array for each batch"
     )
 
@@ -149,7 +149,7 @@ def test_a_feed_can_be_used_with_another_model() -> None:
 def test_a_later_mismatched_batch_is_named_by_its_number(tmp_path: Path) -> None:
     np.savez(tmp_path / "b0.npz", **BATCH)
     np.savez(tmp_path / "b1.npz", x=X)
-    assert refusal(tmp_path) == "batch 1 lacks input 'i'; every batch needs 'x', 'i'"
+    assert refusal(tmp_path) == "batch 1 is missing input 'i'; every batch needs 'x', 'i'"
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_a_later_mismatched_batch_is_named_by_its_number(tmp_path: Path) -> None
             "cannot feed int; give a path, an array, a mapping from input names to arrays, a tuple of arrays in the"
             " order of the inputs, a list, a generator or a DataLoader of these, or a function that yields them",
         ),
-        ([], "the batches given: the data contains no batch; give at least one"),
+        ([], "the batches given: the data contains no batches; give at least one"),
         (
             X,
             "batch 0 is 1 array, but the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
             " mapping from input names to arrays",
         ),
-        ([[1.0, "2"]], f"batch 0 is list; {A_BATCH}"),
+        ([[1.0, "2"]], f"batch 0 {A_BATCH}, not list"),
         (lambda: BATCH, "the function for batches returned dict; make it yield batches"),
         (lambda: 7, "the function for batches returned int; make it yield batches"),
-        (lambda: iter([]), "<lambda>(): the data contains no batch; give at least one"),
+        (lambda: iter([]), "<lambda>(): the data contains no batches; give at least one"),
     ],
 )
 def test_unsupported_data_is_refused(data: object, message: str) -> None:
@@ -179,13 +179,13 @@ def test_unsupported_data_is_refused(data: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({}, "batch 0 lacks inputs 'x', 'i'; every batch needs 'x', 'i'"),
+        ({}, "batch 0 is missing inputs 'x', 'i'; every batch needs 'x', 'i'"),
         ({"X": X}, "batch 0 has an array 'X', but the model has inputs 'x', 'i'; rename it to 'x', or drop it"),
         (
             {"x": X, "mask": X},
             "batch 0 has an array 'mask', but the model has inputs 'x', 'i'; rename it to 'i', or drop it",
         ),
-        ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
+        ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3], but the input takes [n, 3]"),
         (
             {**BATCH, "x": X.astype(np.int64)},
             "input 'x' of batch 0 is int64, but the input takes float32; cast it with .astype('float32')",
@@ -198,15 +198,15 @@ def test_unsupported_data_is_refused(data: object, message: str) -> None:
             {**BATCH, "x": [[1, 2, 3], [4]]},
             "input 'x' of batch 0 cannot be converted to an array: setting an array element",
         ),
-        ({**BATCH, "x": None}, "input 'x' of batch 0 holds objects; give an array of numbers"),
+        ({**BATCH, "x": None}, "input 'x' of batch 0 contains Python objects; give an array of numbers"),
         ({"x": X[:0], "i": I[:0]}, "batch 0 has no elements: x [0, 3], i [0]; give at least one row"),
         (
             {**BATCH, "x": np.float32([[1, 2, 3], [4, np.nan, np.inf]])},
-            "input 'x' of batch 0 has NaN or infinity; give finite numbers in range, or allow others with",
+            "input 'x' of batch 0 contains NaN or infinity; give finite numbers in range, or allow others with",
         ),
         (
             {**BATCH, "x": np.float64([[1, 2, 3], [4, 5, 1e300]])},
-            "input 'x' of batch 0 has NaN or infinity as float32; give finite numbers in range, or",
+            "input 'x' of batch 0 contains NaN or infinity as float32; give finite numbers in range, or",
         ),
     ],
 )
@@ -297,8 +297,8 @@ def test_random_numbers_have_the_documented_distribution() -> None:
 @pytest.mark.parametrize(
     ("signature", "options", "message"),
     [
-        ("float[2, m] x", {}, "input 'x' has the shape [2, m]; give all sizes, as in shapes={'x': (2, 64)}"),
-        ("float[] x", {}, "input 'x' has no shape; give all sizes, as in shapes={'x': (64, 64)}"),
+        ("float[2, m] x", {}, "input 'x' has unknown sizes (the shape [2, m]); give all of them, as in shapes={'x'"),
+        ("float[] x", {}, "input 'x' has unknown sizes (no shape); give all of them, as in shapes={'x': (64, 64)}"),
         ("float[n] x", {"shapes": {"x": (-1,)}}, "the shape [-1] does not fit input 'x', which has the shape [n]"),
         (
             "float[n] x",
@@ -313,11 +313,11 @@ def test_random_numbers_have_the_documented_distribution() -> None:
         (
             "float[2] x",
             {"int_ranges": {"x": (0, 1)}},
-            "a range of integers is given for input 'x', which is float32; leave",
+            "a range of integers is given for input 'x', which is float32; omit",
         ),
         ("int64[2] i", {"int_ranges": {"i": (3, 3)}}, "the int range 3,3 of input 'i' is empty or does not fit int64"),
-        ("seq(float[2]) s", {}, "no random data for input 's', which is seq(float32); give data for it"),
-        ("float[2] x", {"seed": -1}, "the seed -1 is negative; use a whole number of 0 or more"),
+        ("seq(float[2]) s", {}, "random data cannot fill input 's', which is seq(float32); give data for it"),
+        ("float[2] x", {"seed": -1}, "the seed -1 is negative; use 0 or more"),
     ],
 )
 def test_inputs_without_a_distribution_are_refused(signature: str, options: dict[str, Any], message: str) -> None:
@@ -369,11 +369,11 @@ ONE = parsed("float[] x")
         ({"x.npy": npy("(" * 5000, b"0" * 8)}, "cannot read {path}: "),
         ({"x.npy": stored(X)[:-5]}, "cannot read {path}: "),
         ({"x.npy": stored(np.array([{}], object))}, "cannot read {path}: Object arrays cannot be loaded when"),
-        ({"x": b"text"}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
+        ({"x": b"text"}, "{path}: 'x' is not an array; write arrays with numpy.savez"),
         ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model has input 'x'"),
         ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model has input 'x'"),
         ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model has input 'x'; "),
-        ({}, "d.npz: the data contains no batch; give at least one"),
+        ({}, "d.npz: the data contains no batches; give at least one"),
     ],
 )
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:
@@ -385,7 +385,7 @@ def test_zip_bombs_and_pipes_are_refused_at_once(tmp_path: Path, monkeypatch: py
     path = written(tmp_path / "d.npz", {"x.npy": stored(np.zeros(1 << 22, np.float32))}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 16
     monkeypatch.setattr("amp_rewrite.evidence.data.sources.LIMIT", 1 << 20)
-    assert refusal(path, ONE) == f"{path} needs 16777344 bytes for one batch, more than the 1048576 allowed"
+    assert refusal(path, ONE) == f"{path}: a batch has 16777344 bytes, but at most 1048576 are allowed; split it"
     path = tmp_path / "pipe.npz"
     os.mkfifo(path)
     assert refusal(path).startswith(f"cannot read {path}: it is not a regular file; name a .npz file")
@@ -425,7 +425,7 @@ def test_a_zip_that_was_tampered_with_is_refused(tmp_path: Path, change: Callabl
         (lambda p: None, "cannot read {path}: there is no such file; name a .npz file, or a folder of .npz files"),
         (lambda p: p.write_text("x"), "cannot read {path}: "),
         (lambda p: p.write_bytes(stored(X)), "cannot read {path}: it is not a .npz file; write arrays with"),
-        (lambda p: p.mkdir(), "{path} holds no .npz file; write some with numpy.savez"),
+        (lambda p: p.mkdir(), "{path} contains no .npz files; write them with numpy.savez"),
     ],
 )
 def test_a_path_without_data_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
@@ -509,15 +509,15 @@ def test_a_star_pairs_similar_names_and_a_cache_grows_with_each_step() -> None:
     [
         ("hn1=h", 2, "feedback='hn1=h': the model has no output 'hn1'; did you mean 'hn'?"),
         ("other=h", 2, "feedback='other=h': the model has no output 'other'; it has 'hn', 'y'"),
-        (["hn=h", "y=h"], 2, "feedback='y=h': input 'h' is already fed 'hn'; name one output for it"),
+        (["hn=h", "y=h"], 2, "feedback='y=h': input 'h' is already fed from 'hn'; name only one output"),
         ("hn", 2, "feedback='hn' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
         ("a*=h*", 2, "feedback='a*=h*' matches no output; the model has 'hn', 'y'"),
-        ((), 3, "steps=3 needs feedback='OUT=IN', and 1 step or more"),
+        ((), 3, "steps=3 needs feedback='OUT=IN' and at least 1 step"),
         (
             "hn=h",
             None,
             "the arrays given, one sequence, hn fed back to h: one batch is one run, so nothing is fed back; give"
-            " several batches, or steps=100 to run it 100 times",
+            " several batches, or steps=100 to run the batch 100 times",
         ),
     ],
 )
@@ -530,8 +530,8 @@ def test_impossible_feedback_is_refused_with_the_possible_pairs(words: Any, step
 @pytest.mark.parametrize(
     ("out", "fact"),
     [
-        ("float[3] y", "float32 [3], and input 'h' is float32 [2]"),
-        ("seq(float[2]) y", "seq of float32 [2], and input 'h' is float32 [2]"),
+        ("float[3] y", "float32 [3], but input 'h' is float32 [2]"),
+        ("seq(float[2]) y", "seq of float32 [2], but input 'h' is float32 [2]"),
     ],
 )
 def test_feedback_of_another_type_or_shape_is_refused(out: str, fact: str) -> None:
@@ -544,7 +544,7 @@ def test_feedback_of_another_type_or_shape_is_refused(out: str, fact: str) -> No
 def test_each_model_has_its_own_states_and_one_of_unknown_shape_must_be_given() -> None:
     free = model("(float[2] x, float[n] h) => (float[n] hn)", "hn = Add (h, x)")
     with pytest.raises(
-        FeedError, match=r"the first batch lacks 'h', .* because its size is unknown \(float32 \[n\]\); add it"
+        FeedError, match=r"the first batch is missing 'h', .* a tensor of known type and size \(float32 \[n\]\)"
     ):
         Feed.of(CHUNKS, free, feedback="hn=h")
     assert outputs(Feed.of([{"x": ROW, "h": ROW}, {"x": ROW}], free, feedback="hn=h"), free) == [[2, 4], [3, 6]]

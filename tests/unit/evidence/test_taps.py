@@ -101,7 +101,7 @@ def test_older_opsets_are_refused_with_a_remedy() -> None:
     with pytest.raises(ModelError) as error:
         tapped(view, Taps.of(view).taps, DType.FLOAT16)
     assert str(error.value) == (
-        "the model imports ai.onnx opset 8, but ranges are measured only from opset 9 on; convert it with"
+        "the model imports ai.onnx opset 8, but measuring ranges requires opset 9 or later; convert the model with"
         " onnx.version_converter"
     )
 
@@ -135,7 +135,7 @@ def test_sequences_and_bodies_without_results_are_listed_as_untapped() -> None:
     view = view_of("""g (float[1,3,2] x) => (float[1,3,2] y) {
         [old] y = Scan <num_scan_inputs = 1, body = b (float[2] e) => (float[2] f) { f = Exp (e) }> ("", x)
     }""", 8)  # fmt: skip
-    reason = "it is in a body of 'old', and values cannot leave a body of Scan-8"
+    reason = "it is in a body of 'old', and a body of Scan-8 cannot return more values"
     assert Taps.of(view).untapped == {"old/body:e": reason, "old/body:f": reason}
 
 
