@@ -57,7 +57,6 @@ FEATURES = (
         r"'pads' input must be a 1D|K input must be a one-dimensional tensor",
         (
             "test_every_case_is_valid_opens_and_computes_the_same_in_every_mode",
-            "test_adam_multiple",
             "test_heads_repeated_for_groups_of_queries_are_read_unrepeated",
             "test_the_default_of_an_input_stays_a_default",
             "test_axes_become_an_attribute_at_an_older_opset",
@@ -105,9 +104,9 @@ FEATURES = (
     Feature(
         "onnxruntime",
         "1.31",
-        "float16 weights that a caller may override, norms that return their sum",
+        "norms that return their sum",
         "",
-        ("where_a_caller_may_override", "a fused norm that gives its sum"),
+        ("a fused norm that gives its sum",),
     ),
     Feature(
         "onnxruntime",
