@@ -1,9 +1,9 @@
-"""Fusion of written-out attentions into Attention of opset 23, with nodes to arrange its operands.
+"""Fusion of written-out attentions into the Attention operator of opset 23, with nodes to arrange its operands.
 
-Rows without visible keys are the difficulty. With finite fills, a softmax gives all keys the same weight. The operator
-returns 0 according to its errata, but runtimes have returned 0, NaN or the mean of all values. So no such row reaches
-the operator: its mask shows every key, and its query is zero, which weighs all keys equally. If the model returns 0 for
-such a row, so does a Where.
+Rows without visible keys are the difficulty. With finite fills, the softmax of such a row gives all keys the same
+weight. The operator returns 0 according to its errata, but runtimes have returned 0, NaN or the mean of all values. So
+the operator never sees such a row: its mask shows every key instead, and its query becomes zero, which weighs all keys
+equally. If the model returns 0 for such a row, a Where does so after the operator.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from amp_rewrite.rewrite.equivalence import Trial, as_float64, difference
 from amp_rewrite.rewrite.reference import Arrays
 from amp_rewrite.rewrite.replacement import ATTENTION, Context, Outcome, Refusal, as_outcome, fused_node, too_old
 
-_MAX_STORED = 1 << 24  # most elements of a mask stored as a constant
+_MAX_STORED = 1 << 24  # elements of a mask stored as a constant
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each written-out attention by one operator, or refuse it."""
+    """Replace each written-out attention with one operator, or refuse it."""
     first = FIRST_FUSED["Attention"]
     for last, attention in fusible_attentions(view, context):
         if isinstance(attention, str):
@@ -44,7 +44,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def write_attention(attention: FusibleAttention) -> AttentionReplacement:
-    """Return the replacement of an attention. All readers of a mask share the nodes computed only from it."""
+    """Return the replacement of an attention. All readers of a mask share the nodes that depend only on the mask."""
     return _AttentionWriter(attention).written()
 
 
@@ -57,14 +57,14 @@ def _with_unread(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tupl
 
 
 class AttentionNodes(NewNodes):
-    """Nodes around one attention, including a test for rows of its mask with a visible key."""
+    """Nodes around one attention, including a test for rows of its mask that contain a visible key."""
 
     def __init__(self, attention: FusibleAttention, *, typed: bool = False) -> None:
         super().__init__(attention.view, attention.match.last, typed=typed)
         self.attention = attention
 
     def visible_keys(self) -> str:
-        """Add a bool value, True for visible keys; return its name."""
+        """Add a bool value that is True for visible keys; return its name."""
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
         stem = self.view.value_name(score_mask.value)
@@ -74,16 +74,16 @@ class AttentionNodes(NewNodes):
         return stem if score_mask.visible_if else self.before("Not", (stem,), f"{stem}_shown")
 
     def attending_rows(self, visible: str) -> str:
-        """Add a bool value, True for rows with visible keys; return its name.
+        """Add a bool value that is True for rows with visible keys; return its name.
 
-        A count beyond the range of the low type is infinite, which is not 0 either.
+        A count beyond the range of the low type is infinite, which is also nonzero.
         """
         counted = self.before("Cast", (visible,), f"{visible}_counted", to=self.attention.low.code)
         keys = self.over_axis("ReduceSum", counted, -1, f"{visible}_keys", keepdims=1)
         return self.before("Cast", (keys,), f"{visible}_seeing", to=TensorProto.BOOL)
 
     def over_axis(self, op_type: str, source: str, axis: int, stem: str, **attributes: Any) -> str:
-        """Add a node over one axis, in the form for the opset; return the name of its result."""
+        """Add a node over one axis, in the opset's form; return the name of its result."""
         if self.view.opset < FIRST_AXES_INPUT:
             return self.before(op_type, (source,), stem, axes=[axis], **attributes)
         return self.before(op_type, (source, self.constant(f"{stem}_axis", np.array([axis]))), stem, **attributes)
@@ -141,7 +141,7 @@ class _AttentionWriter(AttentionNodes):
         return mask, attending
 
     def _masked_bias(self, bias: str, visible: str, attending: str | None) -> str:
-        """Add a bias far below any score at hidden keys, and 0 in rows without visible keys."""
+        """Add a bias that is far below any score at hidden keys, and 0 in rows without visible keys."""
         stem = f"{bias}_{visible}"
         if attending is not None and not self.attention.infinite_fill:
             bias = self.before("Where", (attending, bias, self.zero(stem)), f"{stem}_seeing")
@@ -149,9 +149,10 @@ class _AttentionWriter(AttentionNodes):
         return self.before("Where", (visible, bias, fill), stem)
 
     def _mask_without_empty_rows(self) -> tuple[str, str | None]:
-        """Add a bool value with a visible key in each row.
+        """Add a bool mask with a visible key in each row, and return its name.
 
-        Return its name and that of another, True for the model's rows with visible keys; None if all rows have them.
+        Also return the name of a bool value that is True for rows with visible keys in the model's own mask; None if
+        all rows have visible keys.
         """
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
@@ -168,8 +169,8 @@ class _AttentionWriter(AttentionNodes):
         return self.before("Or", (visible, empty_rows), f"{stem}_seen"), attending
 
 
-# -- proof -----------------------------------------------------------------------------------------
-# Ops and nodes run on small random operands. If the mask may have rows without visible keys, the random one has some.
+# -- verification ----------------------------------------------------------------------------------
+# Ops and nodes run on small random operands. If the mask may have rows without visible keys, the random mask has some.
 
 SPREADS = (1.0, 1e-3, 4.0)
 QUERIES, KEYS = 3, 5
@@ -186,7 +187,7 @@ def attention_mismatch(attention: FusibleAttention, replacement: AttentionReplac
 
     def feeds(*operands: Array) -> tuple[Sequence[Array], Arrays]:
         stored = (x.transpose(np.argsort(source.perm)) for source, x in zip(sources, operands, strict=True))
-        feed = dict(zip(names, stored, strict=True))  # one value may be two operands
+        feed = dict(zip(names, stored, strict=True))  # the same value may be two operands
         q, k, v = (feed[name].transpose(source.perm) for source, name in zip(sources, names, strict=True))
         return (q, k, v), feed
 
@@ -194,7 +195,7 @@ def attention_mismatch(attention: FusibleAttention, replacement: AttentionReplac
 
 
 class AttentionSizes(NamedTuple):
-    """The heads of queries and of keys, the number of queries, and the widths of keys and values."""
+    """The numbers of heads of queries and of keys, the number of queries, and the widths of keys and values."""
 
     heads: tuple[int, int]
     length: int
@@ -211,8 +212,8 @@ def compare(
 ) -> str | None:
     """Return how the nodes differ from the ops on random operands; None if they agree.
 
-    `feeds` returns queries, keys and values with separate heads, before keys are transposed and heads repeated, and the
-    feed of the nodes. `layout` brings the result of the ops into the layout of the nodes' result.
+    `feeds` returns two things: queries, keys and values with separate heads, before keys are transposed and heads
+    repeated; and the feed of the nodes. `layout` brings the result of the ops into the layout of the nodes' result.
     """
     result, nodes = attention.match.last.node.output[0], replacement.nodes
     trials = list(_trials(attention, replacement, sizes, feeds))
@@ -226,7 +227,7 @@ def _trials(
     sizes: AttentionSizes,
     feeds: Callable[..., tuple[Sequence[Array], Arrays]],
 ) -> Iterator[Trial]:
-    """Yield the trials. A relative error of UNIT in the scale changes a result by at most 2 |s| UNIT, for scores s."""
+    """Yield the trials. For scores s, a relative error of UNIT in the scale changes a result by at most 2 |s| UNIT."""
     rng, match = np.random.default_rng(0), attention.match
     constants = {w.name: as_float64(to_array(w)) for w in replacement.weights}
     for spread in SPREADS:
@@ -251,7 +252,7 @@ def _operands_of(attention: FusibleAttention, *operands: Array) -> dict[str, Arr
 def random_operands(
     attention: FusibleAttention, rng: np.random.Generator
 ) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:
-    """Return random operands of an attention by name, and the shapes of biases of its keys and values."""
+    """Return random operands of an attention by name, and the shapes of the biases of its keys and values."""
     length = KEYS if attention.causal else QUERIES
     shapes = (length, _WIDTH), (_WIDTH, KEYS), (KEYS, _VALUES)
     masks, _ = _masks(attention, rng, (_BATCH, _HEADS, length, KEYS))

@@ -1,6 +1,6 @@
-"""Written-out attentions replaceable by one operator: their operands and masks.
+"""Operands and masks of written-out attentions, and the conditions for replacing them with one operator.
 
-This module judges structure and shapes; `equivalence` proves that the operator computes the same.
+This module judges structure and shapes; `equivalence` verifies that the operator computes the same.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from amp_rewrite.rewrite.replacement import Context, Replacement
 
 @dataclass(frozen=True, slots=True)
 class FusibleAttention:
-    """An attention replaceable by one operator, judging by structure and shapes.
+    """An attention that one operator can replace, judging by structure and shapes.
 
     `low` is the type to which it may be lowered. `causal`: its mask only hides the keys after each query. `needs_mask`:
-    it has another mask, of the dimensions `mask_dims`, over `lengths` queries and keys. `has_empty_rows`: a row may
-    lack visible keys.
+    it has another mask, with the dimensions `mask_dims`, over `lengths` queries and keys. `has_empty_rows`: some row
+    may not have visible keys.
     """
 
     view: View
@@ -66,7 +66,7 @@ class FusibleAttention:
 
 @dataclass(frozen=True, slots=True)
 class AttentionReplacement(Replacement):
-    """A replacement by one operator. `visible` names its constant for a mask of known numbers."""
+    """A replacement with one operator. `visible` is the name of its constant for a mask of known numbers."""
 
     visible: str | None = None
 
@@ -74,7 +74,7 @@ class AttentionReplacement(Replacement):
 def fusible_attentions(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention | str]]:
     """Yield the last op of each written-out attention with the attention, or the reason why it is not fusible.
 
-    Covers all opsets. Equivalence is not proven yet.
+    Covers all opsets. Equivalence is not yet verified.
     """
     for op in view.of_kinds(("Softmax",)):
         match = match_attention(view, op, context.to)
@@ -104,7 +104,7 @@ def _fusible(view: View, match: AttentionMatch, context: Context) -> FusibleAtte
 
 
 def _operand_mismatch(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
-    """Return why batch and heads of the operands may not match; the operator broadcasts neither."""
+    """Return why batch or heads of the operands may not match; the operator does not broadcast them."""
     if not (queries and keys and values):
         return "its queries, keys and values are not known to have four axes"
     heads = times(keys[1], groups) if isinstance(keys[1], int) or groups == 1 else None
@@ -174,7 +174,7 @@ def _shape_of(attention: FusibleAttention, value: ValueId) -> Dims:
 def _result_fixes_mask(view: View, match: AttentionMatch, queries: Dims) -> bool:
     """True if the result is reshaped to [batch, queries, heads · width] of the queries and values.
 
-    A mask that broadcasts them to a larger batch, more heads or more queries would produce more elements.
+    If the mask broadcast the scores to a larger batch, more heads or more queries, the result would have more elements.
     """
     result = match.last.outputs[0]
     for kind in ("Transpose", "Reshape"):
@@ -193,7 +193,7 @@ def _result_fixes_mask(view: View, match: AttentionMatch, queries: Dims) -> bool
 
 
 def _covers_lengths(shapes: Sequence[Dims], lengths: Dims) -> bool:
-    """True if mask and biases together cover every query and key; the runtime's kernels broadcast neither."""
+    """True if mask and biases together cover every query and key; the runtime's kernels do not broadcast them."""
     sizes = [{shape[axis] for shape in shapes if len(shape) >= -axis} for axis in (-2, -1)]
     return None not in lengths and all(length in covered for length, covered in zip(lengths, sizes, strict=True))
 
@@ -204,7 +204,7 @@ def _triangular(visible: Array) -> bool:
 
 
 def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
-    """Return why a bias may be infinite in the low type; None if it is computed from numbers finite in that type."""
+    """Return why a bias may be infinite in the low type; None if its sources are finite in that type."""
     pending, seen = [bias], {bias}
     while pending:
         value = pending.pop()
@@ -236,7 +236,7 @@ def _is_finite(op: Op) -> bool:
 
 
 def _keeps_finite(view: View, op: Op) -> bool:
-    """True if an op returns finite numbers for small ones, such as constants and the results of a norm."""
+    """True if an op returns finite numbers for small inputs, such as constants and the results of a norm."""
     divisor = number(view, op.inputs[1], axes=1) if op.kind == "Div" else None
     return op.kind in _FINITE_FROM_SMALL or (divisor is not None and abs(divisor) >= 1)
 

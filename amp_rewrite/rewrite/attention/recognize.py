@@ -1,6 +1,6 @@
-"""Attention written out by exporters: a product of queries and keys, ops on the scores, a softmax, a second product.
+"""Recognition of written-out attention: a product of queries and keys, ops on the scores, a softmax, a second product.
 
-This module matches structure only. `legality` decides whether the standard's operator computes the same.
+This module matches structure only. `legality` decides whether the standard operator computes the same.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from amp_rewrite.rewrite.replacement import only_float32
 # -- masks of scores: by selection, addition or multiplication -------------------------------------
 
 ABSORBING = -1e30
-"""The largest float32 number to absorb any score in a sum, as intended by fills of −3.4e38."""
+"""The largest float32 number that absorbs any score in a sum, which is the purpose of fills such as −3.4e38."""
 NEGLIGIBLE = -DType.FLOAT16.max / 4
-"""The largest score without weight next to others of a network, even added twice. Fills of masks are bounded to it."""
+"""The largest score without weight next to a network's other scores, even if added twice; the bound of mask fills."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreMask:
-    """A mask of scores: `fill` replaces each score unless `value`, a bool, is `visible_if` there.
+    """A mask of scores: `fill` replaces each score for which `value`, a bool, is not `visible_if`.
 
-    `visible`: True for visible scores, if it is known; then the ops read `value` itself, a bool or a summand.
+    `visible`: True for visible scores, if they are known; then the ops read `value` itself, a bool or a summand.
     `zero_operand`: another operand of the ops, which is 0 for visible scores.
     `graded`: the summand is greater than `fill` for visible scores, and at most `fill` for hidden ones.
     """
@@ -54,13 +54,13 @@ def selection_mask(view: View, op: Op, slot: int) -> ScoreMask | None:
 
 
 def additive_mask(view: View, value: ValueId | None, low: DType) -> ScoreMask | None:
-    """Return the mask in a summand of scores, if the summand is 0 or one number far below them."""
+    """Return the mask that a summand of scores applies, if each of its elements is 0 or one number far below them."""
     op = view.producer(value)
     if value is None:
         return None
     if op is not None and op.kind == "Where" and op.inputs[0] is not None:
         branches = [number(view, branch, axes=1) for branch in op.inputs[1:]]
-        cast = view.producer(op.inputs[0], "Cast")  # a bool that is True for numbers other than 0
+        cast = view.producer(op.inputs[0], "Cast")  # a bool that is True for nonzero numbers
         for slot, fill in enumerate(branches):
             zero = op.inputs[2] if slot == 0 and cast is not None and cast.inputs[0] == op.inputs[2] else None
             if fill is not None and fill <= NEGLIGIBLE and (branches[1 - slot] == 0 or zero is not None):
@@ -77,7 +77,7 @@ def additive_mask(view: View, value: ValueId | None, low: DType) -> ScoreMask | 
 
 
 def hides_scores(fill: float, visible: Array | None) -> bool:
-    """True if adding a number makes a score irrelevant, always or next to another visible score of its row."""
+    """True if adding a number makes a score irrelevant, in any row or in rows with another visible score."""
     row_attends = visible is not None and (visible.ndim == 0 or bool(visible.any(axis=-1).all()))
     return fill <= (NEGLIGIBLE if row_attends else ABSORBING)
 
@@ -111,16 +111,16 @@ def _graded_mask(view: View, op: Op, value: ValueId, low: DType) -> ScoreMask | 
 
 # -- attention -------------------------------------------------------------------------------------
 
-_DEPTH = 8  # ops between a product and its softmax
+_MAX_DEPTH = 8  # ops between a product and its softmax
 
 
 @dataclass(slots=True)
 class AttentionMatch:
     """A written-out attention.
 
-    `ops` go from the first scaling to the last product, in order. `shared_ops` compute the mask and the biases, and
-    other attentions may read their results. `keys` are transposed: their last axis counts keys. `zeroes_nan`: NaN
-    results of the softmax become 0.
+    `ops` range from the first scaling to the last product, in order. `shared_ops` compute the mask and the biases, and
+    other attentions may read their results. `keys` are transposed: their last axis counts keys. `zeroes_nan`: NaNs
+    in the result of the softmax become 0.
     """
 
     softmax: Op
@@ -137,9 +137,9 @@ class AttentionMatch:
 
 
 def match_attention(view: View, softmax: Op, low: DType) -> AttentionMatch | str | None:
-    """Return the attention around a softmax, or the reason why it cannot be fused; None if there is none."""
+    """Return the attention around a softmax, or the reason why it cannot be fused; None if it is not an attention."""
     match = _match_weights(view, softmax)
-    path = _score_path(view, softmax.inputs[0], _DEPTH) if match is not None else None
+    path = _score_path(view, softmax.inputs[0], _MAX_DEPTH) if match is not None else None
     if match is None or path is None:
         return None
     walk = _ScoreWalk(view, match, low)
@@ -209,7 +209,7 @@ def _score_path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, .
 
 @dataclass(slots=True)
 class _ScoreWalk:
-    """Walks from a softmax back to the product of its scores, fills in the match, and collects the ops it passes."""
+    """A walk from a softmax back to the product of its scores; fills in the match, and collects the ops on the way."""
 
     view: View
     match: AttentionMatch

@@ -224,7 +224,7 @@ def _unsupported_norm(fuser: Fuser, norm: Operator, shape: Dims) -> str | None:
     if int_attribute(norm.node, "stash_type", DType.FLOAT.code) != DType.FLOAT.code:
         return "its statistics are not float32"
     if any(v is not None and fuser.shape(v) != (shape[-1],) for v in norm.inputs[1:]):
-        return f"its scale or bias is not one number for each of the {shape[-1]} that it normalizes"
+        return f"its scale or bias does not have one number for each of the {shape[-1]} normalized elements"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Passes to drop the bias of keys and to move the bias of values behind the projection after an attention.
+"""Passes to drop the bias of keys, and to move the bias of values past the projection after an attention.
 
 The bias of keys adds the same number to all scores of a row, which does not change a softmax. The softmax weights of a
 row sum to one, so the bias of values passes through the attention and can be added after the projection.
@@ -31,12 +31,12 @@ from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
 _KIND = "attention_bias"
-_ADDED = 5  # the slot of MultiHeadAttention's bias of the scores
-_ROWS_AT_ONCE = 1 << 6  # rows of a weight converted to float64 at a time
+_BIAS_SLOT = 5  # of the bias added to the scores of a MultiHeadAttention
+_CHUNK_ROWS = 1 << 6  # rows of a weight converted to float64 at a time
 
 
 def split_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split a bias added before the Split of queries, keys and values into one bias each. O(attentions).
+    """Replace a bias added before the Split into queries, keys and values by one bias for each. O(attentions).
 
     The biases of keys and values can then be dropped or moved.
     """
@@ -60,23 +60,23 @@ def _with_split_bias(view: View, split: Op, total: BiasSum, bias: Array, sizes: 
         result = split.node.output[slot]
         node.output[slot] = new.name(f"{result}_unbiased")
         new.after("Add", (node.output[slot], new.constant(f"{result}_bias", part)), result)
-    findings = (Finding("bias", split.name, "the bias before a Split is added after it, to each part"),)
+    findings = (Finding("bias", split.name, "the bias added before a Split is now added to each part after the Split"),)
     fusion = Replacement("bias", (total.add.id, split.id), split.id, node, **new.parts(), findings=findings)
     feed = {node.input[0]: np.random.default_rng(0).standard_normal((_BATCH, _TOKENS, bias.size))}
     return disagreement(view, fusion, [Trial(feed, {})]) or fusion
 
 
 def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Drop the bias of keys, and move the bias of values behind the projection. O(attentions).
+    """Drop the bias of keys, and move the bias of values past the projection. O(attentions).
 
     If a Where writes zeros into rows without visible keys, it writes the negative bias of values instead.
     """
     for attention in _attentions(view, context):
         keys = _Bias.before(view, context, attention.keys)
         values = _Bias.before(view, context, attention.values) if attention.rows_sum_to_one else None
-        behind = _Projection.of(view, context, attention, values) if values is not None else None
-        if keys is not None or behind is not None:
-            mover = _BiasMover(view, attention, keys, behind)
+        projection = _Projection.of(view, context, attention, values) if values is not None else None
+        if keys is not None or projection is not None:
+            mover = _BiasMover(view, attention, keys, projection)
             yield as_outcome(_KIND, attention.last.id, mover.replacement(context.to))
 
 
@@ -91,10 +91,10 @@ class _Operand:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """An attention, as one op or written out: its ops, the one computing the result, and two operands.
+    """An attention, as one op or written out: its ops, the last of them, and its keys and values.
 
-    `heads`: the numbers of heads of queries and values, if it is one op. `rows_sum_to_one`: the weights of every row
-    sum to one.
+    `heads`: the numbers of heads of queries and values, if it is one op. `rows_sum_to_one`: the softmax weights of
+    every row sum to one.
     """
 
     ops: tuple[OpId, ...]
@@ -105,8 +105,8 @@ class _Attention:
     rows_sum_to_one: bool = True
     written_out: FusibleAttention | None = None
 
-    def of_result(self, values: Array) -> Array:
-        """Return a row of values as in the result, repeated for the heads of queries."""
+    def in_result(self, values: Array) -> Array:
+        """Return a row of values in the layout of the result, repeated for the heads of queries."""
         heads, kv_heads = self.heads
         return np.repeat(values.reshape(kv_heads, -1), heads // kv_heads, axis=0).reshape(-1)
 
@@ -115,7 +115,7 @@ def _attentions(view: View, context: Context) -> Iterator[_Attention]:
     for op in view.of_kinds((f"{DOMAIN}::MultiHeadAttention", "Attention")):
         standard = op.kind == "Attention"
         # A cache contains keys and values with biases; MultiHeadAttention's own bias input is added to both.
-        unsupported = op.inputs[4:] if standard else [*op.inputs[3:_ADDED], *op.inputs[_ADDED + 1 :]]
+        unsupported = op.inputs[4:] if standard else [*op.inputs[3:_BIAS_SLOT], *op.inputs[_BIAS_SLOT + 1 :]]
         shapes = [context.shape(view, v) or () for v in op.inputs[:3]]
         packed = len(shapes[0]) == TOKEN_AXES
         if not packed:
@@ -143,7 +143,7 @@ def _attentions(view: View, context: Context) -> Iterator[_Attention]:
 
 
 def _only_data_reader(view: View, value: ValueId | None, reader: Op) -> bool:
-    """True if only one op reads the data of a value; others may read its shape."""
+    """True if `reader` is the only op that reads the data of a value; others may read its shape."""
     if value is None or exposed(view, value):
         return False
     readers = [view.ops[use.op] for use in view.uses[value]]
@@ -154,9 +154,9 @@ def _only_data_reader(view: View, value: ValueId | None, reader: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """A sum with a bias, separated from an attention only by moves.
+    """A sum with a bias that reaches an attention through moves only.
 
-    `reader` is the first op that reads the sum. `elements` has the index in the bias for each position of the operand.
+    `reader` is the op that reads the sum. `elements` contains the index in the bias for each position of the operand.
     """
 
     total: BiasSum
@@ -179,9 +179,9 @@ class _Bias:
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """The readers of an attention's result: a Where for rows without visible keys, a product with a weight, its bias.
+    """The ops after an attention: a Where for rows without visible keys, a product with a weight, the product's bias.
 
-    `values` is the bias to move there. `elements` has the index in that bias for each row of the weight.
+    `values` is the bias to move. `elements` contains the index in that bias for each row of the weight.
     """
 
     values: _Bias
@@ -196,7 +196,7 @@ class _Projection:
         while (op := only_reader(view, value, *TRACED_MOVES)) is not None:
             moves.append(op)
             value = op.outputs[0]
-        zeroing, elements = only_reader(view, value, "Where"), attention.of_result(values.elements)
+        zeroing, elements = only_reader(view, value, "Where"), attention.in_result(values.elements)
         packed = not moves and len(attention.values.axes) == 1
         rows = elements if packed else _elements_of_rows(view, context, attention, elements, moves)
         if zeroing is not None:
@@ -218,9 +218,9 @@ class _Projection:
         return [op for op in (self.zeroing, self.product, total) if op is not None]
 
     def constants(self, bias: Array, weight: Array, after: Array) -> dict[str, Array]:
-        """Return the projection's bias plus the value bias times the weight, and the negative bias for zeroed rows."""
-        rows = range(0, bias.size, _ROWS_AT_ONCE)
-        parts = (bias[i : i + _ROWS_AT_ONCE] @ weight[i : i + _ROWS_AT_ONCE].astype(np.float64) for i in rows)
+        """Return the projection's bias plus the weighted bias of values, and the fill of the Where."""
+        rows = range(0, bias.size, _CHUNK_ROWS)
+        parts = (bias[i : i + _CHUNK_ROWS] @ weight[i : i + _CHUNK_ROWS].astype(np.float64) for i in rows)
         moved = sum(parts, after.reshape(-1).astype(np.float64))
         return {"bias": moved, **({"negative_bias": -bias} if self.zeroing is not None else {})}
 
@@ -228,7 +228,7 @@ class _Projection:
 def _elements_of_rows(
     view: View, context: Context, attention: _Attention, elements: Array, moves: Sequence[Op]
 ) -> Array | None:
-    """Return the elements along the last axis after moves; None if shapes do not match."""
+    """Return the elements along the last axis after the moves; None if shapes do not match."""
     (result,) = attention.last.results
     shape = context.shape(view, result)
     rank = len(context.shape(view, moves[-1].outputs[0]) or ()) if moves else 0
@@ -239,7 +239,7 @@ def _elements_of_rows(
 
 
 class _BiasMover:
-    """Writes the ops before an attention without biases of keys and values, and the projection after it."""
+    """Writer of the ops before an attention without the biases, and of the projection after it."""
 
     def __init__(self, view: View, attention: _Attention, keys: _Bias | None, projection: _Projection | None) -> None:
         self.view, self.attention, self.projection = view, attention, projection
@@ -254,7 +254,7 @@ class _BiasMover:
             slot = next(slot for slot, v in enumerate(each.reader.inputs) if v in each.total.add.outputs)
             node.input[slot] = view.value_name(each.total.source)
         ops = {each.total.add.id for each in self.present} | substitutes.keys()
-        changes = ["the bias of its keys is dropped, since it does not change a softmax"] if self.biases[0] else []
+        changes = ["the bias of its keys is dropped because it does not change a softmax"] if self.biases[0] else []
         reason = None
         if self.projection is None:
             node = substitutes.pop(self.last.id)
@@ -262,7 +262,7 @@ class _BiasMover:
             changes.append("the bias of its values is added after its projection")
             stored = self._stored(self.projection)
             if not all(float(np.abs(array).max(initial=0)) <= to.max for array in stored.values()):
-                return f"the bias after its projection would leave the range of {to.spelling}"
+                return f"the bias after its projection would exceed the range of {to.spelling}"
             stem = self.last.node.output[0]
             names = {w: new.constant(f"{stem}_{w}", array.astype(np.float32)) for w, array in stored.items()}
             *zeroing, product, node = nodes = self._nodes(self.projection, new, names)
@@ -296,10 +296,10 @@ class _BiasMover:
             total = new_node("Add", [product.output[0], names["bias"]], result, f"{product.name}_bias")
         return [*zeroing, product, total]
 
-    # -- proof -------------------------------------------------------------------------------------
+    # -- verification ------------------------------------------------------------------------------
 
     def _attention_difference(self) -> str | None:
-        """Return how attention to biased keys and values differs from unbiased attention plus the value bias."""
+        """Return how attention to biased keys and values differs from unbiased attention plus the bias of values."""
         view, attention, rng = self.view, self.attention, np.random.default_rng(0)
         result = attention.last.node.output[0]
         match = attention.written_out
@@ -312,7 +312,7 @@ class _BiasMover:
 
         def unbiased(array: Array) -> Array:
             shape = [d if axis in attention.values.axes else 1 for axis, d in enumerate(array.shape)]
-            return array - (attention.of_result(bias[1]) if match is None else bias[1]).reshape(shape)
+            return array - (attention.in_result(bias[1]) if match is None else bias[1]).reshape(shape)
 
         trial = Trial(biased, feed, float(max(np.abs(array).max() for array in biased.values())))
         nodes = plain_nodes(view, attention.ops)
@@ -351,5 +351,5 @@ class _BiasMover:
         return difference(self.view, ops, nodes, {result: result}, [Trial({**feed, data: rows + bias}, after_feed)])
 
 
-_BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # of random operands
-_VISIBLE_SHARE = 0.6  # of the keys and rows in random masks
+_BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # sizes of random operands
+_VISIBLE_SHARE = 0.6  # share of visible keys and rows in random masks

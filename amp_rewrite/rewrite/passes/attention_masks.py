@@ -1,7 +1,7 @@
-"""Additive masks of attention scores turned into selections, and other constants added to scores made small.
+"""Passes to turn additive masks of attention scores into selections, and to shrink other constants added to scores.
 
 In float32 the result is the same, since −1e30 absorbs any score. In a low type, a sum with −3.4e38 overflows to −inf,
-and a fully masked row becomes NaN; a selection keeps every score finite.
+and a fully masked row becomes NaN. A selection keeps every score finite.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from amp_rewrite.rewrite.builder import NewNodes, set_attribute
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
-_CARRY = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
+_CARRYING_SLOTS = {**COPIES, "Where": SELECTIONS["Where"], **dict.fromkeys(AFFINE - {"Sum"}, (0, 1))}
 _SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # it contains its own sum
 
 
 def select_masks(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each sum of scores and a mask before a softmax by a selection. O(nodes + uses).
+    """Replace each sum of scores and a mask before a softmax with a selection. O(nodes + uses).
 
-    The mask must be a constant or a Where between two scalars. A constant mask with visible keys in each row stays a
-    summand, for `shrink_score_constants`, since runtimes fuse such a sum with the softmax.
+    The mask must be a constant or a Where between two scalars. A constant mask with visible keys in each row remains a
+    summand, for `shrink_score_constants`, because runtimes fuse such a sum with the softmax.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
@@ -60,8 +60,8 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
 def _score_sums(view: View) -> list[Op]:
     """Return the float32 Adds in front of a softmax, unless the scores already contain the fill of another mask.
 
-    Below opset 9, which has no Where, there are none. Scores under two masks are −inf, less than those under one mask,
-    which changes the result of a fully masked row.
+    Below opset 9 there is no Where, so the list is empty. Scores hidden by two masks become −inf, less than scores
+    hidden by one mask, which changes the result of a fully masked row.
     """
     if view.opset < FIRST_WHERE:
         return []
@@ -70,7 +70,7 @@ def _score_sums(view: View) -> list[Op]:
     sums = [op for op in adds if view.dtype(op.outputs[0]) is DType.FLOAT]
     if not sums:
         return []
-    flow = Flow(view, _CARRY)
+    flow = Flow(view, _CARRYING_SLOTS)
     levels = fills_among(view, DType.FLOAT16, flow.back(value for op in sums for value in op.operands))
     filled = frozenset(flow.forth(value for value, fill in levels.items() if fill.absmax >= -ABSORBING))
     return [op for op in sums if not filled.issuperset(op.inputs)]
@@ -96,7 +96,7 @@ def _selection(view: View, op: Op, mask: ScoreMask, value: ValueId, scores: Valu
     branches = (view.value_name(scores), fill)
     node.op_type = "Where"
     node.input[:] = (condition, *(branches if mask.visible_if else reversed(branches)))
-    text = "a mask added to scores before a softmax: a Where applies it instead, with the same result in every type"
+    text = "a mask added to scores before a softmax: a Where now applies it, with the same result in every type"
     findings = (Finding("selected", stem, text),)
     return Replacement("mask", (op.id,), op.id, node, findings=findings, **new.parts())
 
@@ -108,7 +108,7 @@ def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement
     """Shift biases and bound fills in sums of scores, without changing the softmax. O(nodes + numbers read).
 
     A position bias is shifted so that the best visible key of each row gets 0, and a fill beyond the range is bounded.
-    Both need known numbers, and rows with known visible keys. The shift of a row is computed in float64.
+    The numbers and the visible keys of each row must be known. The shift of a row is computed in float64.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
@@ -130,7 +130,7 @@ _BOUNDED = (
 
 
 def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
-    """Return the bias minus the peak of each row, limited to 0 at hidden keys."""
+    """Return the bias minus the peak of each row, at most 0 at hidden keys."""
     peaks_of_row = row.peaks()
     if peaks_of_row is None:
         return None
@@ -161,9 +161,10 @@ def _with_term(view: View, kind: str, term: ScoreTerm, constant: tuple[str, Arra
 
 
 def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
-    """Bound each fill beyond the type, if it only reaches selections, softmaxes, indices or near comparisons.
+    """Bound each fill beyond the range of the type, if it only reaches selections, softmaxes, indices or comparisons.
 
-    O(fills · reached values). A model that lists its weights as inputs (IR version 3) is not changed.
+    The numbers in such a comparison must be near. O(fills · reached values). A model that lists its weights as inputs
+    (IR version 3) is not changed.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
@@ -191,7 +192,7 @@ def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def _harmless(view: View, to: DType, uses: Collection[Use], level: float) -> bool:
-    """True if a fill exceeds the type somewhere after these uses, and its exact value matters nowhere."""
+    """True if a fill exceeds the range somewhere after these uses, and its exact value does not matter."""
     reach = reach_of(view, to, uses, level)
     fits = bounded(level, to) * reach.most <= to.max < reach.farthest
     return fits and reach.ends and not reach.itself

@@ -1,8 +1,8 @@
-"""Canonicalization: rounds of passes to bring a model into standard form before it is painted.
+"""Canonicalization: rounds of passes to bring a model into standard form before its ops are painted.
 
 The first rounds inline functions, move the model to its opset and rewrite masks. The others fuse ops into single
-operators. A fused node gets one decision about precision, no Cast can split it, and runtimes fuse it further, such as a
-norm with the sum before it. All of this happens in float32, and each fusion is proven when it is made.
+operators. A fused node gets one decision about precision, no Cast can split it, and runtimes fuse it further, for
+example a norm with the sum before it. All of this happens in float32, and each fusion is verified when it is made.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from amp_rewrite.settings.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A view in standard form, its ops named by the user's selectors, and the findings.
+    """A view in standard form, the ops selected by the user, and the findings.
 
-    `base` is the result if nothing is lowered, and `notes` are its findings. `rescale`: quantizers get scales of the
+    `base` is the result if nothing is lowered, and `notes` are its findings. `rescale`: quantizers get scales in the
     low type.
     """
 
@@ -63,10 +63,10 @@ class Canonical:
 
 
 def canonicalize(source: View, request: Request, *, widen: bool = False, low_only: bool = True) -> Canonical:
-    """Bring a view into standard form, as requested by the options; ops named by a selector are not fused.
+    """Bring a view into standard form, as requested by the options; selected ops are not fused.
 
-    A pattern without a match in the model may match an op created by a fusion. `widen`: also compute ops of the low
-    type in float32. `low_only`: as in `Context`.
+    A pattern without a match in the model may match an op created by a fusion. `widen`: also compute ops that are in
+    the low type in float32. `low_only`: as in `Context`.
     """
     base, notes = _through_float32(source, request, widen)
     expanded, expansions = _expanded(base, request)
@@ -95,13 +95,13 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, low_onl
 def _unmatched(view: View, patterns: Sequence[str]) -> list[str]:
     if not patterns:
         return []
-    from amp_rewrite.settings.selectors import matched  # late: most conversions name no ops
+    from amp_rewrite.settings.selectors import matched  # late: most conversions do not select ops
 
     return [pattern for pattern in patterns if not matched(view, pattern)]
 
 
 def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops matched by the request's patterns, leaving out the patterns in `but`."""
+    """Return the ops matched by the request's patterns, except for the patterns in `but`."""
     keep, lower = ([p for p in patterns if p not in but] for patterns in (request.keep, request.lower))
     if not keep and not lower:
         return {}, {}
@@ -146,7 +146,7 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view at its opset, with useful functions inlined, and CastLike and masks replaced."""
+    """Return the view at its final opset, with useful functions inlined, and CastLike and masks replaced."""
     local, moved, standard = tuple[Finding, ...](), tuple[Finding, ...](), tuple[Finding, ...]()
     if view.model.proto.functions:
         from amp_rewrite.rewrite.passes.inline import inline_functions
@@ -177,7 +177,7 @@ _DECOMPOSITIONS = (
     ),
     (LazyPass("passes.attention_masks:shrink_score_constants", (("Softmax",), ("Add",))),),
 )
-"""The rounds before fusion. Without safety, only the first one runs. Constants shrink once masks are selections."""
+"""The rounds before fusion. Without safety, only the first one runs. Constants are shrunk after masks are replaced."""
 
 
 def fuse_operators(
@@ -185,8 +185,8 @@ def fuse_operators(
 ) -> tuple[View, tuple[Finding, ...]]:
     """Fold constants and BatchNormalization, and fuse written-out operators; return the new view and the findings.
 
-    With `fuse` "contrib" or "diffusion" this also writes onnxruntime's own operators. The ops in `excluded` stay as
-    they are. A model with training_info, or with weights listed as inputs (IR version 3), is not changed.
+    With `fuse` "contrib" or "diffusion" this also writes onnxruntime's own operators. The ops in `excluded` are not
+    changed, nor is a model with training_info or with weights listed as inputs (IR version 3).
     """
     proto = view.model.proto
     if fuse == "none" or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
@@ -194,7 +194,7 @@ def fuse_operators(
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, context.to, target, {_key(view, op) for op in excluded})
     if fuse != "basic" and view.of_kinds(("Attention",)):
-        from amp_rewrite.rewrite.contrib.fuse import decompose_fusible  # late: few models have that operator
+        from amp_rewrite.rewrite.contrib.fuse import decompose_fusible  # late: few models contain that operator
 
         view = decompose_fusible(view, context, objection)
     for passes in _ROUNDS_BY_FUSE[fuse]:
@@ -272,7 +272,7 @@ _BOUND_FILLS = LazyPass("passes.attention_masks:bound_fills", when=lambda view, 
 
 
 def _findings(rounds: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
-    """Return the findings of all rounds, without refusals for ops fused in the same round or a later one."""
+    """Return the findings of all rounds, except refusals for ops fused in the same round or a later one."""
     fused_at: dict[_Key, int] = {}
     for number, (view, outcomes) in enumerate(rounds):
         fused_at.update((_key(view, op), number) for o in outcomes if isinstance(o, Replacement) for op in o.ops)
@@ -286,7 +286,7 @@ def _findings(rounds: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding
 def carry_over(
     marks: Mapping[OpId, str], before: View, after: View, results: Mapping[OpId, tuple[str, ...]] | None = None
 ) -> Mapping[OpId, str]:
-    """Carry marks of ops over to another view of the model. `results`: the new result names of rewritten ops."""
+    """Transfer marks of ops to another view of the model. `results`: the new result names of rewritten ops."""
     if before is after or not marks:
         return marks
     renamed = results or {}
@@ -307,7 +307,7 @@ def _objection(to: DType, target: Target, excluded: Collection[_Key], view: View
     if matched_ops:
         return f"a pattern names {view.ops[matched_ops[0]].name}"
     if fusion.kind == ATTENTION and target.family == Target.TENSORRT:
-        return "TensorRT itself fuses attention from its parts, so it stays written out"
+        return "TensorRT fuses attention from its parts, so it is left written out"
     kernels = target.kernels
     if fusion.kind == GROUP_NORM and kernels is None:
         return "the target may have a kernel for it"

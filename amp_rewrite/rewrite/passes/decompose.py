@@ -32,7 +32,7 @@ from amp_rewrite.rewrite.replacement import (
 
 
 def replace_cast_like(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each CastLike by the equivalent Cast.
+    """Replace each CastLike with the equivalent Cast.
 
     Common runtimes do not have a kernel for CastLike, and run this Cast instead.
     """
@@ -53,9 +53,9 @@ def replace_cast_like(view: View, context: Context) -> Iterator[Replacement]:
 
 
 def decompose_group_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each GroupNormalization by an InstanceNormalization between two Reshapes. O(ops).
+    """Replace each GroupNormalization with an InstanceNormalization between two Reshapes. O(ops).
 
-    PyTorch exports this form below opset 21. Scale and bias must be constants of one number per channel. onnxruntime
+    PyTorch exports this form below opset 21. Scale and bias must be constants with one number per channel. onnxruntime
     does not have a CUDA kernel for GroupNormalization, and expands it into some 25 nodes with Casts in between.
     """
     for op in view.of_kinds(("GroupNormalization",)):
@@ -69,7 +69,7 @@ def _group_norm(view: View, op: Op, context: Context) -> Replacement | str:
     numbers = [array for array in arrays if array is not None]
     groups = int_attribute(op.node, "num_groups", 0)
     if shape is None or len(shape) < 3 or len(numbers) != 2:
-        return "its rank, or its scale or bias, is not known"
+        return "its rank is not known, or its scale or bias is not constant"
     channels = numbers[0].size
     if groups < 1 or channels % groups or numbers[1].size != channels or shape[1] not in (None, channels):
         return "it does not have a scale and a bias for each channel"
@@ -88,7 +88,7 @@ def _group_norm(view: View, op: Op, context: Context) -> Replacement | str:
     inputs = [grouped, stored("ones", np.ones(groups)), stored("zeros", np.zeros(groups))]
     epsilon = float_attribute(op.node, "epsilon", 1e-5)
     node = new_node("InstanceNormalization", inputs, normal, op.name, epsilon=epsilon)
-    # not named NAME_scale: onnxruntime's quantizers take such a value for the scale of NAME
+    # not named NAME_scale, which onnxruntime's quantizers would take for the scale of NAME
     scale, bias = (array.reshape(channels, *[1] * (len(shape) - 2)) for array in numbers)
     new.after("Reshape", (normal, full_shape), ungrouped)
     new.after("Mul", (ungrouped, stored("gamma", scale)), scaled)
@@ -104,7 +104,7 @@ PATCHES = "patches"
 
 
 def decompose_patch_convs(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each Conv over separate patches by a product, if its result becomes tokens by features. O(Convs).
+    """Replace each Conv over separate patches with a product, if its result becomes tokens by features. O(Convs).
 
     CUDA has no fast convolution kernel for the few channels of an image.
     """
@@ -139,7 +139,7 @@ def _patches(view: View, op: Op, flat: Op, transpose: Op, context: Context) -> R
         return "its patches are not known to cover the image"
     rows, columns = shape[2] // height, shape[3] // width
     if context.shape(view, flat.outputs[0]) != (shape[0], features, rows * columns):
-        return "its result is not known to be laid out as tokens by features"
+        return "the layout of its result is not known to be tokens by features"
     (result,), new, depth = transpose.node.output, NewNodes(view, transpose), channels * height * width
     shapes = {"grid": (-1, channels, rows, height, columns, width), "rows": (-1, rows * columns, depth)}
     names = {name: new.constant(f"{result}_{name}_shape", np.array(dims)) for name, dims in shapes.items()}
@@ -168,22 +168,22 @@ def _patches(view: View, op: Op, flat: Op, transpose: Op, context: Context) -> R
 # -- unaligned products ----------------------------------------------------------------------------
 
 ALIGNED = "aligned_product"
-_FAST, _PADDED = 8, 64  # fast kernels need a multiple of 8 columns; padded weights have a multiple of 64
+_FAST_MULTIPLE, _PADDED_MULTIPLE = 8, 64  # of columns: for fast kernels, and after padding
 
 
 def align_products(view: View, context: Context) -> Iterator[Outcome]:
     """Pad the columns of large constant weights to a multiple of 64, and slice the product to the original columns.
 
     Applies if the number of columns is not a multiple of 8, as in many vocabularies: CUDA's fast kernels need rows that
-    start at a multiple of 16 bytes. The runtime appends the zeros when it opens the model, so the file does not grow,
-    and an embedding table sharing the weights stays as it is. O(MatMuls).
+    start at a multiple of 16 bytes. The runtime appends the zeros when it loads the model, so the file does not grow,
+    and an embedding table that shares the weights is preserved. O(MatMuls).
     """
     for op in view.of_kinds(("MatMul",)):
         transpose = view.producer(op.inputs[1], "Transpose")
         weight = view.constant(op.inputs[1] if transpose is None else transpose.inputs[0])
         dims = () if weight is None else tuple(weight.dims) if transpose is None else tuple(reversed(weight.dims))
         two_axes = transpose is None or ints_attribute(transpose.node, "perm") in ((), (1, 0))
-        if len(dims) != 2 or not two_axes or dims[1] % _FAST == 0 or math.prod(dims) < LARGE_WEIGHT:
+        if len(dims) != 2 or not two_axes or dims[1] % _FAST_MULTIPLE == 0 or math.prod(dims) < LARGE_WEIGHT:
             continue
         if view.opset >= FIRST_AXES_INPUT and only_float32(view, (op.id,)):
             yield as_outcome(ALIGNED, op.id, _aligned(view, op, *dims))
@@ -191,7 +191,7 @@ def align_products(view: View, context: Context) -> Iterator[Outcome]:
 
 def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
     (x, weight), (result,), new = op.node.input, op.node.output, NewNodes(view, op)
-    added = -columns % _PADDED
+    added = -columns % _PADDED_MULTIPLE
     zeros = new.constant(f"zeros_{rows}_{added}", np.zeros((rows, added), np.float32))
     ends = [new.constant(f"{end}_column_{n}", np.array([n])) for end, n in (("first", 0), ("last", columns))]
     axis = new.constant("last_axis", np.array([-1]))
@@ -211,9 +211,9 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
 
 
 def decompose_attentions(view: View, context: Context, among: Collection[OpId] | None = None) -> Iterator[Replacement]:
-    """Decompose each Attention without caches, a softcap or scores as an output. O(ops).
+    """Decompose each Attention without caches, a softcap, or scores as an output. O(ops).
 
-    `among` limits this to some ops.
+    `among`: the only ops to decompose; None for all.
     """
     for op in view.of_kinds(("Attention",)):
         simple = all(v is None for v in (*op.inputs[4:], *op.outputs[1:])) and len(op.operands) >= 3
@@ -229,7 +229,7 @@ def decompose_attentions(view: View, context: Context, among: Collection[OpId] |
 
 
 def _with_separate_heads(op: Op, shapes: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes of queries, keys and values in tokens by features once their heads are split."""
+    """Return the shapes of packed queries, keys and values after their heads are split."""
     counts = [int_attribute(op.node, f"{name}_num_heads", 0) for name in ("q", "kv", "kv")]
     pairs = zip(counts, shapes[:3], strict=True)
     separate = ((batch, heads, length, (width or 0) // max(heads, 1)) for heads, (batch, length, width) in pairs)
@@ -246,7 +246,7 @@ def _sizes_known(op: Op, shapes: Sequence[Shape]) -> bool:
 
 
 def _decomposed_attention(view: View, op: Op, shapes: Sequence[Shape], *, packed: bool) -> Replacement:
-    """Return the ops of an Attention. By its errata, a row without visible keys is 0.
+    """Return the ops of an Attention. According to its errata, a row without visible keys is 0.
 
     `shapes` have separate heads. `packed`: operands and result are tokens by features.
     """

@@ -1,4 +1,4 @@
-"""Folding of BatchNormalization into the weights of the Conv, ConvTranspose or Gemm before it.
+"""Folding of BatchNormalization into the weights of the preceding Conv, ConvTranspose or Gemm.
 
 y = γ (W x + b − μ) / √(σ² + ε) + β is W' x + b' with W' = s W, b' = s (b − μ) + β and s = γ / √(σ² + ε), all per output
 channel (Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
@@ -28,14 +28,14 @@ from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replac
 
 _MIN_TRIAL_OPSET = 15
 """The lowest opset of a trial: at opset 9, onnx's reference computes statistics as in training.
-From there to opset 15 the operators changed only in the types they accept."""
-_CARRIERS = LAYERS - {"MatMul"}  # MatMul has no bias
+Between opsets 9 and 15, the operators only changed in the types they accept."""
+_BIASED_LAYERS = LAYERS - {"MatMul"}  # a MatMul does not have a bias
 
 
 def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
-    """Fold each BatchNormalization into the linear op before it, or refuse it. Reads the weights."""
+    """Fold each BatchNormalization into the preceding linear op, or refuse it. Reads the weights."""
     for op in view.of_kinds(("BatchNormalization",)):
-        linear = view.producer(op.inputs[0], *_CARRIERS)
+        linear = view.producer(op.inputs[0], *_BIASED_LAYERS)
         if linear is not None:
             yield as_outcome(BATCH_NORM, op.id, _obstacle(view, linear, op) or _folded(view, linear, op, context.to))
 
@@ -48,10 +48,10 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     original, gamma, beta, mean, variance, *optional = (array for _, array in constants)
     channels = gamma.shape[0] if gamma.ndim == 1 else -1
     if original.ndim < 2 or original.shape[axis] != channels:
-        return "its channel count differs from that of the weights before it"
+        return "its number of channels differs from that of the preceding weights"
     offset = optional[0] if optional else np.zeros(channels)
     if any(array.shape != (channels,) for array in (beta, mean, variance, offset)):
-        return "its bias or its statistics are not one number per channel"
+        return "its bias or statistics do not have one number per channel"
     with np.errstate(all="ignore"):
         factor = gamma / np.sqrt(variance + np.float64(np.float32(float_attribute(norm.node, "epsilon", 1e-5))))
         weight = original * factor.reshape([-1 if each == axis else 1 for each in range(original.ndim)])
@@ -73,7 +73,7 @@ def _obstacle(view: View, linear: Op, norm: Op) -> str | None:
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
         return "it is in training mode"
     if view.opset < FIRST_INFERENCE_BATCH_NORM:
-        return f"opset {view.opsets.get('', 1)} has a different BatchNormalization"
+        return f"BatchNormalization is defined differently at opset {view.opsets.get('', 1)}"
     if not is_only_reader(view, linear.outputs[0], norm):
         return f"other ops read the result of {linear.name}, or it is in another graph"
     if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.operands):
@@ -105,29 +105,29 @@ def _numeric_obstacle(axis: int, original: Array, weight: Array, bias: Array, to
     """Return why the folded weights are not usable; None if they are.
 
     Rounding to a subnormal has an error of up to half the smallest subnormal, which is at most half an epsilon relative
-    to a weight of `tiny` or more. So each channel that had such a weight must keep one.
+    to a weight of `tiny` or more. So each channel that contained such a weight must still contain one.
     """
     largest = max(np.abs(weight).max(initial=0), np.abs(bias).max(initial=0))
     if not np.isfinite(largest):
-        return "its folded weights are not finite"
+        return "the folded weights would not be finite"
     if largest > to.max:
-        return f"its folded weights would reach {largest:.3g}, beyond the range of {to.spelling}"
+        return f"the folded weights would reach {largest:.3g}, beyond the range of {to.spelling}"
     others = tuple(a for a in range(weight.ndim) if a != axis)
     before, after = (np.abs(array).max(axis=others, initial=0) for array in (original, weight))
     lost = int(np.count_nonzero((after < to.tiny) & (after > 0) & (before >= to.tiny)))
     return f"the folded weights of {lost} channels would be subnormal in {to.spelling}" if lost else None
 
 
-# -- proof -----------------------------------------------------------------------------------------
+# -- verification ----------------------------------------------------------------------------------
 
-_MAX_TRIAL_ELEMENTS = 1 << 18  # of a weight tried with all channels
+_MAX_TRIAL_ELEMENTS = 1 << 18  # of a weight to try with all channels
 
 
 def _trials(linear: Op, constants: Arrays, folded: Arrays) -> list[Trial]:
-    """Return a trial; none if the attributes do not match the weight.
+    """Return one trial, or none if the attributes do not match the weight.
 
-    A large weight without groups is tried with its first channels: channels are independent, and all of them go through
-    the same array operations.
+    A large weight without groups is tried with its first channels only: channels are independent, and the array
+    operations are the same for all of them.
     """
     axis, weight = _channel_axis(linear), next(iter(folded.values()))
     shape = _input_shape(linear, weight)
@@ -144,7 +144,7 @@ def _trials(linear: Op, constants: Arrays, folded: Arrays) -> list[Trial]:
 
 
 def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:
-    """Return the smallest input using each element of a kernel more than once; None if attributes do not match."""
+    """Return the smallest input that uses each element of a kernel more than once; None if attributes do not match."""
     if linear.kind == "Gemm":
         inner = weight.shape[1 - _channel_axis(linear)]
         return (inner, 2) if int_attribute(linear.node, "transA", 0) else (2, inner)

@@ -1,4 +1,4 @@
-"""Inlining of a model's local functions, and of the standard's functions without a kernel on the target."""
+"""Inlining of a model's local functions, and of standard function ops without a kernel on the target."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from amp_rewrite.settings.request import Request
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
     """Inline local functions on float32 values, so that their ops can be painted.
 
-    `low`: also inline those on low types, so that their ops can be raised.
+    `low`: also inline functions on low types, so that their ops can be raised.
     """
     functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
@@ -46,9 +46,9 @@ def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Find
 
 
 def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) -> Model:
-    """Return the model with calls of local functions, by domain and name (None for all), replaced by their bodies.
+    """Return the model with calls to local functions, by domain and name (None for all), replaced by their bodies.
 
-    ModelError for functions that are recursive, defined twice, or do not match their calls.
+    Raises ModelError for functions that are recursive, defined twice, or do not match their calls.
     """
     if functions is None:
         functions = sorted({(f.domain, f.name) for f in model.proto.functions})
@@ -57,7 +57,7 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
     check_imports(model.proto)
     counts = Counter((f.domain, f.name, f.overload) for f in model.proto.functions)
     duplicate = next((name for (_, name, _), count in counts.items() if count > 1), None)
-    if duplicate is not None:  # onnx below 1.20 picks one of them
+    if duplicate is not None:  # onnx before 1.20 picks one of them
         raise ModelError(f"the model's local functions cannot be inlined: {duplicate!r} is defined twice; remove one")
     try:
         return replace(model, proto=onnx.inliner.inline_selected_functions(_prepared(model.proto), list(functions)))
@@ -66,10 +66,10 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
 
 
 def _prepared(proto: ModelProto) -> ModelProto:
-    """Prepare a model for onnx's inliner: it ignores attribute defaults and requires a single opset.
+    """Prepare a model for onnx's inliner, which ignores attribute defaults and requires a single opset.
 
-    A function of another opset gets the opset of the model if its ops are the same there. The standard requires this of
-    called functions (IR.md, "Model Local Functions").
+    A function with another opset gets the opset of the model if its ops are the same there, which the standard requires
+    of called functions (IR.md, "Model Local Functions").
     """
     opsets = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
     prepared = clone(proto)
@@ -106,22 +106,22 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
 def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return a view with function bodies in place of ops without a kernel on the target.
 
-    Only op types that gain from it are inlined: some node of the type would be lowered if there were a kernel, and the
-    body does not contain a denied op, which would need Casts inside.
+    Only op types that gain from inlining are inlined: some node of the type would be lowered if there were a kernel,
+    and the body does not contain a denied op, which would need Casts inside the body.
     """
     candidates = run_as_bodies(view, request.target.kernels)
     if not candidates:
         return view, ()
     if request.target == Target.WEBGPU:  # the runtime would run them on the CPU
         chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
-        note = "no WebGPU kernel, only one for the CPU; inlined, the ops of its function body run on the GPU"
+        note = "only the CPU has a kernel for it, not WebGPU; inlined, the ops of its function body run on the GPU"
     else:
         plain = Request(to=request.to, lists=request.lists, target=Target.ONNX, safety="none")
         coloring = paint(Problem(view, plain))
         decisions = ((op, coloring.of(op.id)) for op in candidates)
         lowered = (op for op, decision in decisions if decision is not None and decision.dtype is request.to)
         chosen = [op for op in lowered if not _has_denied_op(view, op, request.op_lists)]
-        note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of the body gets its own type"
+        note = "without a CUDA kernel, runtimes run its function body; inlined, each op of the body gets its own type"
     findings = []
     for name in sorted({op.op_type for op in chosen}):
         expanded = _expanded(view, name)
@@ -132,7 +132,7 @@ def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[F
 
 
 def _expanded(view: View, op_type: str) -> View | None:
-    """Return a view with the ops of one type inlined; None if onnx cannot build their body, or builds an invalid one.
+    """Return a view with the ops of one type inlined; None if onnx cannot build a valid body.
 
     New values are named after the op type, so that their names and ranges do not depend on other inlined types.
     """

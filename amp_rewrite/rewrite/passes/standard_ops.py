@@ -1,4 +1,4 @@
-"""Fusion of clusters into operators of the standard: LayerNormalization, RMSNormalization, Gelu, Softmax."""
+"""Fusion of clusters into standard operators: LayerNormalization, RMSNormalization, Gelu, Softmax."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from amp_rewrite.rewrite.replacement import (
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
-    """Replace each cluster by an operator of the standard, or refuse it; `opset` defaults to the model's."""
+    """Replace each cluster with a standard operator, or refuse it; `opset` defaults to the model's."""
     opset = view.opset if opset is None else opset
     for cluster in clusters(view):
         if cluster.kind in _OPERATORS:
@@ -32,7 +32,7 @@ def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Ite
 
 
 _Operator = tuple[Sequence[ValueId], Mapping[str, object], tuple[int, ...]]
-"""The inputs of the node after the entry, its attributes, and a shape of the entry for trials."""
+"""The inputs of the node after its entry, the attributes of the node, and a shape of the entry for trials."""
 
 
 def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replacement | str:
@@ -49,7 +49,7 @@ def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replac
     others = [v for v in external_inputs(view, ops) if v not in (entry, *weights)]
     variable = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
     if variable:
-        return f"it also reads {view.value_name(variable[0])}, which is not one constant number"
+        return f"it also reads {view.value_name(variable[0])}, which is not a constant scalar"
     last = view.ops[max(ops)]
     inputs = [view.value_name(v) for v in (entry, *weights)]
     node = fused_node(op_type, last, inputs, last.node.output[:1], attributes)
@@ -59,7 +59,7 @@ def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replac
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace x · Reciprocal(root) in a norm by x / root; onnxruntime fuses it with the rest of the norm."""
+    """Replace x · Reciprocal(root) in a norm with x / root, which onnxruntime fuses with the rest of the norm."""
     for cluster in clusters(view):
         inverse = next((view.ops[op] for op in cluster.ops if view.ops[op].kind == "Reciprocal"), None)
         product = only_reader(view, inverse.outputs[0], "Mul") if inverse is not None else None
@@ -82,20 +82,20 @@ def _norm(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     shape = context.shape(view, cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:
-        return "the size of the axis that it normalizes is not known"
+        return "the size of the normalized axis is not known"
     obstacle = _reduction_obstacle(view, cluster, len(shape))
     if obstacle:
         return obstacle
     captured = cluster.values
     epsilon = number(view, captured.get("guard"))
     if epsilon is None:
-        return "its epsilon is not one constant number added inside the root"
+        return "its epsilon is not a constant scalar added inside the root"
     if "scale" not in captured:
-        return "no scale follows, but the operator needs one"
+        return "it is not followed by a scale, but the operator requires one"
     weights = tuple(captured[name] for name in ("scale", "bias") if name in captured)
     for value in weights:
         if context.shape(view, value) != (width,):
-            return f"{view.value_name(value)} is not one number for each of the {width} that it normalizes"
+            return f"{view.value_name(value)} does not have one number for each of the {width} normalized elements"
     return weights, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width)
 
 
@@ -108,7 +108,7 @@ def _reduction_obstacle(view: View, cluster: Cluster, rank: int) -> str | None:
         if op.kind == "GlobalAveragePool" or list(axes_of(view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis only"
         if not int_attribute(op.node, "keepdims", 1):
-            return "it drops the axis that it reduces"
+            return "it drops the reduced axis"
     return None
 
 
@@ -126,7 +126,7 @@ def _gelu(view: View, cluster: Cluster, context: Context) -> _Operator | str:
     shape = context.shape(view, cluster.entry) or ()
     ranks = [len(t.dims) for v in external_inputs(view, cluster.ops) if (t := view.constant(v)) is not None]
     if max(ranks, default=0) > len(shape):
-        return "the rank of its operand is not known, or less than that of its constants"
+        return "the rank of its operand is not known, or is less than that of its constants"
     approximate = "tanh" if cluster.kind == "gelu_tanh" else "none"
     return (), {"approximate": approximate}, trial_shape(len(shape) or 1, 61)
 
@@ -138,4 +138,4 @@ _OPERATORS: Mapping[str, tuple[str, Callable[[View, Cluster, Context], _Operator
     "gelu_erf": ("Gelu", _gelu),
     "gelu_tanh": ("Gelu", _gelu),
 }
-"""The operator for each kind of cluster, and the function to find its inputs and attributes."""
+"""For each kind of cluster, the operator and the function that finds its inputs and attributes."""

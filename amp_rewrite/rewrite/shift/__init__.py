@@ -1,1 +1,1 @@
-"""Range shifting: compute regions of values multiplied by 2⁻ᵏ, without rounding, to fit them into the low type."""
+"""Range shifting: scale regions of values by 2⁻ᵏ, without rounding, to bring them into the range of the low type."""

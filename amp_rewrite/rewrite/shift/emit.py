@@ -37,20 +37,20 @@ from amp_rewrite.rewrite.shift.plan import (
 
 KIND = "shifted"
 PRODUCT_FACTORS = ("alpha", "scale")
-"""Attributes multiplying a product."""
+"""Multiplicative attributes of products."""
 MAX_DUPLICATED = 1 << 12
-"""Most elements of a constant stored more than once."""
+"""Maximum number of elements of a constant to store more than once."""
 _SUMMAND_SLOTS = {
     **dict.fromkeys(("Add", "Sub", "Sum", "Max", "Min", "Mean", "Concat", "Clip", "Where", "Pad"), range(1 << 16)),
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "LayerNormalization", "InstanceNormalization"), (2,)),
     **dict.fromkeys(("GroupNormalization", "BatchNormalization"), (2,)),
     **dict.fromkeys(COMPARISONS, (0, 1)),
 }
-"""Slots of constants added to or compared with other numbers, so their own precision matters less."""
+"""Slots of constants that are added to or compared with other numbers, so their precision matters less."""
 
 
 class Origin(NamedTuple):
-    """A value of the original view; the new value equals it times 2⁻ᵉ."""
+    """A value of the original view, and the exponent e: the new value is the original times 2⁻ᵉ."""
 
     value: ValueId
     exponent: int
@@ -72,7 +72,10 @@ class Shift:
 
 
 def apply_shift(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest) -> Shift:
-    """Return the view shifted by a plan. `fits`: the rounding of measured values. O(nodes + weights read)."""
+    """Return the view shifted by a plan. O(nodes + weights read).
+
+    `fits`: how the measured values round to the low type.
+    """
     emitter = _ShiftEmitter(equations, plan, fits, request)
     after, _ = run_round(equations.view, (lambda view, context: emitter.replacements(),), emitter.context)
     return Shift(after, plan, emitter.origins, emitter.results, emitter.muls)
@@ -96,7 +99,7 @@ def refusal(view: View) -> str | None:
 
 
 class _ShiftEmitter:
-    """Replaces ops in one walk. `natural`: the exponents of values as computed."""
+    """Rewriter of ops in a single pass. `natural`: the exponents at which values are computed."""
 
     def __init__(
         self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest
@@ -144,7 +147,7 @@ class _ShiftEmitter:
         return PortProblem(inputs, results, free, order, lambda port, e: self._allowed(op, port, e), lossy)
 
     def _actual_exponent(self, value: ValueId) -> int:
-        """Return the exponent of a value for its readers: the planned one if the value as computed exceeds the type."""
+        """Return the exponent at which readers use a value: the planned one if the computed value exceeds the type."""
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
         beyond = math.ldexp(fit.absmax, -natural) * self.request.headroom > self.request.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural
@@ -169,7 +172,7 @@ class _ShiftEmitter:
     def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
         """Return an attribute times 2⁻ᵉ; None if it is unknown, or the product is not a normal float32 number."""
         if op.kind == "Attention" and exponent % 2:
-            return None  # runtimes multiply queries and keys by the root of the scale
+            return None  # runtimes multiply queries and keys by the square root of the scale
         number = attribute_value(op, name, self.context.shape(self.view, op.inputs[0]))
         if number is None:
             return None
@@ -177,7 +180,7 @@ class _ShiftEmitter:
         with np.errstate(over="ignore", under="ignore"):
             after = np.ldexp(before, -exponent)
         if name in PRODUCT_FACTORS and op.kind in HEAVY and 1.0 in (before, after):
-            return None  # kernels sum in another order if the factor is 1
+            return None  # with a factor of 1, kernels sum in another order
         normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
         return float(after) if normal else None
 
@@ -248,5 +251,5 @@ class _ShiftEmitter:
         return new_node("Mul", [self._name(target.value), factor], result, f"{result}_Mul")
 
     def _keeps_name(self, value: ValueId) -> bool:
-        """True if a value must keep its name, so a Mul restores it from a shifted one."""
+        """True if a value must keep its name, so a Mul restores it from the shifted value."""
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])

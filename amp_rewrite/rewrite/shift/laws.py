@@ -1,9 +1,9 @@
 """Laws of operators: linear equations between the exponents of their inputs and results.
 
-A value is *shifted* by an exponent e if the graph computes it times 2⁻ᵉ. If the laws of an op hold, it computes its
-shifted results from its shifted inputs to the bit, unless a float32 number becomes subnormal. In a law, `x0`, `x1` …
-are inputs and `y0`, `y1` … results; any other name is an attribute, which is stored times 2⁻ᵉ. A port without a law
-has exponent 0, so a shift ends there. Laws about ports that an op lacks are ignored.
+A value is *shifted* by an exponent e if the graph computes it multiplied by 2⁻ᵉ. If the laws of an op hold, the op
+computes its shifted results exactly from its shifted inputs, unless a float32 number becomes subnormal. In a law, `x0`,
+`x1` … are inputs and `y0`, `y1` … results; any other name is an attribute, which is stored multiplied by 2⁻ᵉ. A port
+without a law has exponent 0, so a shift ends there. Laws about ports that are missing from an op are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Law = tuple[tuple[int, OpPort], ...]
 
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
-    """Return the laws of the float32 ports of an op, including those fixing a port to exponent 0."""
+    """Return the laws of an op's float32 ports, including laws that fix a port at exponent 0."""
     values = ((OpPort(side, i), v) for side, vs in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(vs))
     ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
     laws, constrained = list[Law](), set[OpPort]()
@@ -77,12 +77,12 @@ def _port(name: str) -> OpPort:
 
 
 def _law(**terms: int) -> Law:
-    """Return the law that the exponents of ports, times these factors, sum to zero."""
+    """Return the law by which the exponents of ports, times these factors, sum to zero."""
     return tuple((factor, _port(name)) for name, factor in terms.items())
 
 
 def _equal(first: str, *others: str) -> list[Law]:
-    """Return the laws that all these ports have the same exponent."""
+    """Return the laws by which all these ports have the same exponent."""
     return [_law(**{first: 1, other: -1}) for other in others]
 
 
@@ -91,7 +91,7 @@ def _rows(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
 
 
 _UNIFORM = _rows("Add Clip Concat Max Mean Min Mod Sub Sum")
-"""Ops with one exponent for all inputs and results."""
+"""Ops with the same exponent for all inputs and results."""
 _FOLLOWING = {
     **_rows(" ".join(op for op, slots in COPIES.items() if slots == (0,))),
     **_rows("Abs AveragePool Col2Im CumSum DFT GlobalAveragePool GlobalMaxPool GridSample LRN LeakyRelu MaxPool"),
@@ -153,7 +153,7 @@ _TABLE: Mapping[str, Sequence[Law]] = {
 # -- ops whose laws depend on attributes, constants and optional inputs ---------------------------------
 
 _EXACT_POWERS = (1, 2, 3)
-"""Powers computed by products in runtimes. Others are computed by logarithms, and their rounding does not scale."""
+"""Powers that runtimes compute by multiplication. For others they use logarithms, with rounding that does not scale."""
 
 
 def _pow(view: View, op: Op) -> list[Law]:
@@ -170,17 +170,20 @@ def _has_input(op: Op, slot: int) -> bool:
 
 
 def _key_value_ports(op: Op) -> tuple[str, str, Law]:
-    """Return the ports of keys and values, possibly packed, and the law for `scale` to restore the scores."""
+    """Return the ports of keys and values, possibly packed, and the law by which `scale` restores the scores."""
     key = "x1" if _has_input(op, 1) else "x0"
     return key, "x2" if _has_input(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
 
 
 _SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
-"""The slots of attentions for cached keys, followed by cached values, and for a bias."""
+"""For each attention op: the slot of cached keys, which precedes the slot of cached values, and the slot of a bias."""
 
 
 def _attention(_: View, op: Op) -> list[Law]:
-    """Softcap, mask and softmax get unshifted scores. Packed operands, and those sharing a bias, have one exponent."""
+    """Return the laws of an attention: softcap, mask and softmax get unshifted scores.
+
+    Packed operands, and operands that share a bias, have the same exponent.
+    """
     past, bias = _SLOTS[op.op_type]
     key, value, scores = _key_value_ports(op)
     laws = [scores, *_equal("y0", value), *_equal(key, f"x{past}", "y1"), *_equal(value, f"x{past + 1}", "y2")]
@@ -190,7 +193,10 @@ def _attention(_: View, op: Op) -> list[Law]:
 
 
 def _grouped(_: View, op: Op) -> list[Law]:
-    """Norms of queries and keys cancel a shift; scales of quantized caches are shifted."""
+    """Return the laws of a GroupQueryAttention.
+
+    Norms of queries and keys cancel a shift; scales of quantized caches are shifted.
+    """
     key, value, scores = _key_value_ports(op)
     laws = _equal(value, "y0", "x4", "y2", "x13")
     if _has_input(op, 14) or _has_input(op, 15):
@@ -213,7 +219,7 @@ _SPECIAL: Mapping[str, Callable[[View, Op], list[Law]]] = {
 def attribute_value(op: Op, name: str, shape: Shape | None) -> float | None:
     """Return the value of a float attribute or its default; None if it is unknown.
 
-    `shape` is that of the first input. onnxruntime's operators treat a `scale` of 0 as missing.
+    `shape` is the shape of the first input. onnxruntime's operators treat a `scale` of 0 as missing.
     """
     proto = attribute(op.node, name)
     if name == "scale" and (proto is None or (op.domain and not proto.f)):

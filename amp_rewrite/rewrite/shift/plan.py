@@ -1,8 +1,8 @@
-"""Shift plans: the smallest exponent of each class of values to bring them into the range of the low type.
+"""Shift plans: for each class of values, the smallest exponent to bring the class into the range of the low type.
 
-The values of a class share one exponent. A constant operand can be scaled by any power of two, so a law with one does
-not constrain the others. A law of two computed values with the same factor puts both into one class; other laws become
-relations between classes.
+The values of a class share one exponent. A constant operand can be scaled by any power of two, so a law with a constant
+does not constrain its other terms. A law between two computed values with the same factor puts both into one class.
+Other laws become relations between classes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from amp_rewrite.rewrite.shift.laws import Law, OpPort, laws_of
 from amp_rewrite.settings.choices import LARGEST_SHIFT
 
 _MAX_ROUNDS = 8
-"""Limit of passes over all relations; laws still violated after them need Muls."""
+"""Maximum number of passes over all relations; laws still violated after that need Muls."""
 
 ClassId = int
-"""One value of a class, representing all values with the same exponent."""
+"""A value that represents its class: all values with the same exponent."""
 
 
 class Relation(NamedTuple):
-    """A law between classes: `factor` times the exponent of `result` equals the weighted sum of those of `terms`."""
+    """A law between classes.
+
+    `factor` times the exponent of `result` equals the weighted sum of the exponents of `terms`.
+    """
 
     factor: int
     result: ClassId
@@ -42,8 +45,8 @@ class Relation(NamedTuple):
 class Equations:
     """The laws of each op, and the classes of its computed values.
 
-    `joints` counts the Muls that a shift of each class needs, one for each value that is computed or read at exponent
-    0. `heavy` counts the products that read or compute values of each class.
+    `joints` counts the Muls needed to shift each class, one for each value that is computed or read at exponent 0.
+    `heavy` counts the products that read or compute values of each class.
     """
 
     view: View
@@ -100,7 +103,10 @@ def _computed_terms(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]]:
 
 
 def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, ValueId]]) -> Relation | None:
-    """Return a law of three terms or unequal factors as a relation; None if it does not constrain its result."""
+    """Return a law with three or more terms, or with unequal factors, as a relation.
+
+    None if the law does not constrain its result.
+    """
     if any(value not in classes for _, value in terms):
         return None
     total: Counter[ClassId] = Counter()
@@ -117,7 +123,7 @@ def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, Val
 
 @dataclass(frozen=True, slots=True)
 class ShiftRequest:
-    """A request for a plan: the low type, the headroom, an optional fixed exponent; `flush` if subnormals become 0."""
+    """A request for a plan: low type, headroom, optional fixed exponent, and whether subnormals become 0 (`flush`)."""
 
     to: DType
     headroom: float
@@ -126,7 +132,7 @@ class ShiftRequest:
 
 
 class ShiftRegion(NamedTuple):
-    """Values computed times 2⁻ᵉ because one of them, `largest`, exceeds the type."""
+    """Values multiplied by 2⁻ᵉ because one of them, `largest`, exceeds the range of the type."""
 
     exponent: int
     largest: ValueId
@@ -138,7 +144,7 @@ class ShiftRegion(NamedTuple):
 class ShiftPlan:
     """The nonzero exponents of values, and their regions.
 
-    `refused`: values that exceed the type but are not shifted, each with a reason of one clause.
+    `refused`: values that exceed the range but are not shifted, each with a reason of one clause.
     """
 
     exponents: Mapping[ValueId, int] = field(default_factory=dict)
@@ -147,7 +153,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, request: ShiftRequest) -> int:
-    """Return the smallest exponent to give a value of this magnitude the requested headroom."""
+    """Return the smallest exponent that gives a value of this magnitude the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * request.headroom / request.to.max)))
     while absmax * request.headroom > math.ldexp(request.to.max, exponent):
         exponent += 1
@@ -157,9 +163,9 @@ def needed_exponent(absmax: float, request: ShiftRequest) -> int:
 def plan_shift(
     equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], request: ShiftRequest
 ) -> ShiftPlan:
-    """Plan exponents for values beyond the low type. O(values + relations).
+    """Plan exponents for values beyond the range of the low type. O(values + relations).
 
-    `fits`: the rounding of the model's measured values to the type.
+    `fits`: how the model's measured values round to the low type.
     """
     members = equations.members()
     demands: dict[ClassId, tuple[int, ValueId]] = {}
@@ -170,7 +176,7 @@ def plan_shift(
             continue
         exponent = needed_exponent(fit.absmax, request)
         if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < request.to.tiny * request.headroom:
-            refused[value] = f"too much range for any shift: a factor of 2^-{exponent} would be needed"
+            refused[value] = f"its range is too wide for any shift: it would need a factor of 2^-{exponent}"
         elif exponent > demands.get(root, (0, value))[0]:
             demands[root] = exponent, value
     for root in list(demands):
@@ -195,7 +201,7 @@ def plan_shift(
 
 
 def solve_classes(equations: Equations, demanded: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
-    """Return the demanded exponents of classes, and others implied by relations.
+    """Return the demanded exponents of classes, and the exponents that relations imply for others.
 
     A result follows its factors. A factor follows its result only if the result is shifted further.
     """
@@ -219,7 +225,7 @@ def solve_classes(equations: Equations, demanded: Mapping[ClassId, int]) -> Mapp
 
 
 def _try_raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
-    """Raise the exponent of a class if this needs no Mul or the class is already shifted; True on success."""
+    """Raise the exponent of a class if no Mul is needed or the class is already shifted; True on success."""
     if exponent > LARGEST_SHIFT or (equations.joints[root] and not solved[root]):
         return False
     solved[root] = exponent
@@ -277,7 +283,7 @@ def _complete(law: Law, exponents: dict[OpPort, int], problem: PortProblem) -> b
 
 
 def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], problem: PortProblem) -> bool:
-    """Change the exponent of one port to satisfy a law; False if no port can change, or only an already changed one."""
+    """Change the exponent of one port to satisfy a law; False if no unchanged port can."""
     residual = sum(factor * exponents[port] for factor, port in law)
     terms = {port: factor for factor, port in law}
     results = [port for port in terms if port in problem.results]
@@ -300,13 +306,13 @@ def _adjust(law: Law, exponents: dict[OpPort, int], changed: set[OpPort], proble
 
 
 MAX_ADDED_ERROR = 1.1
-"""Largest ratio of the rounding errors after and before a shift."""
+"""Largest allowed ratio of the rounding error after a shift to the error before it."""
 _SAMPLE_SIZE = 1 << 18
-"""Sampled elements of a constant, enough for a stable root mean square of rounding errors."""
+"""Number of elements sampled from a constant; enough for a stable root mean square of rounding errors."""
 
 
 def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
-    """True if scaling by 2⁻ᵉ is exact in float32. This reads the chunks only if some numbers may be subnormal."""
+    """True if scaling by 2⁻ᵉ is exact in float32. Reads the chunks only if some numbers may be subnormal."""
     if math.ldexp(fit.absmax, -exponent) > DType.FLOAT.max:
         return False
     if not fit.absmin or min(fit.absmin, math.ldexp(fit.absmin, -exponent)) >= DType.FLOAT.tiny:
@@ -317,7 +323,7 @@ def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
 
 
 def constant_fits(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
-    """True if a constant times 2⁻ᵉ rounds to the low type with at most 10% more error, and does not overflow."""
+    """True if a constant times 2⁻ᵉ does not overflow, and rounds with at most 10% more error than unshifted."""
     if math.ldexp(fit.absmax, -exponent) > to.max >= fit.absmax:
         return False
     step = max(1, fit.count // _SAMPLE_SIZE)
@@ -335,9 +341,9 @@ def _error(exact: Array, to: DType, *, flush: bool) -> float:
 
 
 def value_fits(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
-    """True if a measured value times 2⁻ᵉ rounds with at most 10% more error, judging by its counts.
+    """True if, judging by its counts, a measured value times 2⁻ᵉ rounds with at most 10% more error than unshifted.
 
-    The counts give one point of the distribution, the share of elements below the smallest normal number. Magnitudes
+    The counts give one point of the distribution: the share of elements below the smallest normal number. Magnitudes
     near zero are assumed to be uniformly distributed, as in most tensors, so the share below a bound is proportional to
     the bound.
     """

@@ -61,7 +61,7 @@ ENDS_IN_Y = "1 match is not fused (it ends at the_y): "
 
 
 NORMED = LAYER_NORM + "y = Mul (n, gain)"
-NO_AXES = "the rank of its operand is not known, or less than that of its constants"
+NO_AXES = "the rank of its operand is not known, or is less than that of its constants"
 TWICE = LAYER_NORM + "b = Add (n, shift)  y = Mul (b, gain)"
 PLAIN = "float[2,4] x"
 
@@ -74,21 +74,21 @@ PLAIN = "float[2,4] x"
         (ERF, 19, PLAIN, f"opset 19 has no Gelu · {AUTO} 20"),
         (FIRST_AXIS, 18, PLAIN, "it is not over the last axis only"),
         (FIRST_AXIS.replace("first", "both"), 18, PLAIN, "it is not over the last axis only"),
-        (NORMED, 18, "float[A,B] x", "the size of the axis that it normalizes is not known"),
-        (NORMED, 18, "float[2,1] x", "gain is not one number for each of the 1 that it normalizes"),
+        (NORMED, 18, "float[A,B] x", "the size of the normalized axis is not known"),
+        (NORMED, 18, "float[2,1] x", "gain does not have one number for each of the 1 normalized elements"),
         (
             NORMED.replace("(v, eps)", "(v, lift)"),
             18,
             PLAIN + ", float lift",
-            "its epsilon is not one constant number added inside the root",
+            "its epsilon is not a constant scalar added inside the root",
         ),
         (
             NORMED.replace("(d, two)", "(d, power)"),
             18,
             PLAIN + ", float power",
-            "it also reads power, which is not one constant number",
+            "it also reads power, which is not a constant scalar",
         ),
-        (TWICE, 18, PLAIN, "no scale follows, but the operator needs one"),
+        (TWICE, 18, PLAIN, "it is not followed by a scale, but the operator requires one"),
         (ERF.replace("one", "wide"), 20, "float[N] x", NO_AXES),
     ],
 )

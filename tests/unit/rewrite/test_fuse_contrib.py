@@ -114,7 +114,7 @@ SKIPPED: dict[str, tuple[str, str]] = {
         SUM + NORM,
         "float[5,2,3,4] x, float[5,2,3,4] z",
     ),
-    "its scale or bias is not one number for each of the 4 that it normalizes": (
+    "its scale or bias does not have one number for each of the 4 normalized elements": (
         SUM + "y = LayerNormalization <axis = 1> (t, z, z)",
         ROWS,
     ),

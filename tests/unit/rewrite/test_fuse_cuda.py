@@ -161,7 +161,7 @@ def test_a_bias_that_overflows_after_its_projection_stays() -> None:
     large = np.full(8, 6e4, np.float32)
     _, notes = fused(model(HEADS + UNMASKED + REST, bv=large, wo=np.full((8, 8), 2, np.float32)))
     assert [message for kind, _, message in notes if kind == "not_fused"] == [
-        "1 match is not fused (it ends at f): the bias after its projection would leave the range of float16"
+        "1 match is not fused (it ends at f): the bias after its projection would exceed the range of float16"
     ]
 
 
