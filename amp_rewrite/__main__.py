@@ -1,4 +1,4 @@
-"""The command line, also as `python -m amp_rewrite`."""
+"""The entry point of the command line, including `python -m amp_rewrite`."""
 
 import os
 import signal
@@ -37,8 +37,8 @@ def main() -> None:
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, or try again later if Python would swallow it here.
 
-    An import loses it in its locks, a finalizer ignores it, and before Python 3.12 a class body turns it into a
-    RuntimeError.
+    The locks of an import lose the exception, a finalizer ignores it, and before Python 3.12 a class body turns it into
+    a RuntimeError.
     """
     while frame is not None and hasattr(signal, "setitimer"):  # not on Windows
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name in _SWALLOWING:

@@ -1,4 +1,4 @@
-"""Element types of ONNX tensors, and the limits of the floating types."""
+"""Element types of ONNX tensors, and the limits of the floating-point types."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DType(Enum):
     onnx_name: str
     """The name inside ONNX type strings such as "tensor(float)"."""
     floating: bool
-    """True for the four floating types that a conversion may change."""
+    """True for the four floating-point types that a conversion may change."""
     low: bool
     """True for float16 and bfloat16, the targets of mixed precision."""
     bits: int
@@ -72,22 +72,22 @@ class DType(Enum):
 
     @property
     def max(self) -> float:
-        """The largest finite value. ValueError unless the type is floating."""
+        """The largest finite value. ValueError unless the type is a floating-point type."""
         return self._limits()[0]
 
     @property
     def tiny(self) -> float:
-        """The smallest positive normal value. ValueError unless the type is floating."""
+        """The smallest positive normal value. ValueError unless the type is a floating-point type."""
         return self._limits()[1]
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive value. ValueError unless the type is floating."""
+        """The smallest positive value. ValueError unless the type is a floating-point type."""
         return self.tiny * self.eps
 
     @property
     def eps(self) -> float:
-        """The distance from 1.0 to the next value. ValueError unless the type is floating."""
+        """The distance from 1.0 to the next value. ValueError unless the type is a floating-point type."""
         return self._limits()[2]
 
     @property
@@ -135,7 +135,7 @@ class DType(Enum):
 
 
 def _type_name(spelling: object) -> str:
-    """Return the name of a type given as text, a numpy dtype, a class such as np.float16, or a torch dtype."""
+    """Return the type name in a string, a numpy dtype, a class such as np.float16, or a torch dtype."""
     if isinstance(spelling, str):
         return spelling.strip().lower()
     if type(spelling).__module__ == "torch":
@@ -161,7 +161,7 @@ _SPELLING = {DType.FLOAT: "float32", DType.DOUBLE: "float64"}
 LOW_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 """The target types of a conversion."""
 MIXED = {"mixed_float16": DType.FLOAT16, "mixed_bfloat16": DType.BFLOAT16}
-"""Policies with float32 parameters and results, and the type in which they compute."""
+"""Policies with float32 parameters and results, each with its computation type."""
 _NUMPY = {
     DType.FLOAT: "float32",
     DType.DOUBLE: "float64",
@@ -173,7 +173,7 @@ _NUMPY = {
     DType.FLOAT8E8M0: "float8_e8m0fnu",
 }
 _BITS = {DType.STRING: 0, DType.BOOL: 8}
-"""Bits of the types whose names do not contain them."""
+"""Numbers of bits that the names of the types do not contain."""
 for _dtype in DType:
     _dtype.code = _dtype.value
     _dtype.onnx_name = _dtype.name.lower()
@@ -193,5 +193,5 @@ _PARSE = {
     "float": DType.FLOAT,
     "f64": DType.DOUBLE,
     "double": DType.DOUBLE,
-    **{name.replace("_", ""): d for d, name in _NUMPY.items()},  # the names in ml_dtypes
+    **{name.replace("_", ""): d for d, name in _NUMPY.items()},  # names in ml_dtypes
 }

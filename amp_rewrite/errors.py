@@ -1,4 +1,7 @@
-"""Errors of this package, and helpers for their messages: each names the cause, its meaning and the remedy."""
+"""Errors of this package, and helpers for their messages.
+
+A message states the cause, its meaning and the remedy, in this order.
+"""
 
 from __future__ import annotations
 
@@ -67,12 +70,12 @@ def one_line(cause: object) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """Return the number and its noun: "1 op", "2 ops", "0 casts"."""
+    """Return a number with its noun: "1 op", "2 ops", "0 casts"."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def share(part: int, whole: int) -> str:
-    """Return the share as a whole percentage; 100% only for the whole, 0% only for nothing."""
+    """Return a share as a whole percentage: 100% only for the whole, 0% only for nothing, "-" if there is no whole."""
     if whole == 0:
         return "-"
     percent = 100 * part / whole
@@ -110,9 +113,9 @@ def nearest(word: object, choices: Iterable[str], limit: int = 1) -> list[str]:
 def advice(
     word: object, choices: Iterable[str], otherwise: str = "", limit: int = 1, *, shown: Mapping[str, str] | None = None
 ) -> str:
-    """Return "did you mean …?" with the choices closest to a word; without any, `otherwise` or a list of all.
+    """Return "did you mean …?" with the choices closest to a word; if none is close, `otherwise` or a list of all.
 
-    `shown`: the text to suggest for each choice, if it differs from the choice.
+    `shown`: the text to show for each choice, if it is not the choice itself.
     """
     near = [repr(shown[name] if shown else name) for name in nearest(word, choices, limit)]
     return f"did you mean {', '.join(near)}?" if near else otherwise or f"use one of {', '.join(choices)}"
@@ -125,7 +128,7 @@ _OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=Non
 def option_spelling(options: Collection[str]) -> Iterator[None]:
     """Make `spelled` write command-line options instead of Python keywords while the body runs.
 
-    `options`: the options of the command; any other name is a key of `--set`.
+    `options`: the options of the command; all other names are keys of `--set`.
     """
     token = _OPTIONS.set(options)
     try:
@@ -153,7 +156,7 @@ def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
     """
     if _OPTIONS.get() is None:
         shown = "" if value is None else one_line(repr(value))
-        return f"{keyword}={shown[:_LONGEST_VALUE]}{'…' if len(shown) > _LONGEST_VALUE else ''}"
+        return f"{keyword}={shown[:_MAX_VALUE_LENGTH]}{'…' if len(shown) > _MAX_VALUE_LENGTH else ''}"
     if option:
         return f"--{option}"
     name = option_of(keyword)
@@ -162,7 +165,7 @@ def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
     return name if value is None or value is True else f"{name} {value}"
 
 
-_LONGEST_VALUE = 80
+_MAX_VALUE_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""Lazy public names (PEP 562): a package's stub lists them, and each is imported on first use."""
+"""Lazy public names (PEP 562), listed in a package's stub and imported on first use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from importlib import import_module
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package with its public names in `__init__.pyi`.
 
-    Each line of the stub is `from MODULE import NAME as NAME`. A module is imported when one of its names is first
-    used: reading two reports should not import onnx. AttributeError for a name missing from the stub.
+    Each line of the stub is `from MODULE import NAME as NAME`. A module is imported on the first use of one of its
+    names, so that reading two reports does not import onnx. AttributeError for a name missing from the stub.
     """
     exporter = sys.modules[package]
     get_data: Callable[[str], bytes] = exporter.__loader__.get_data  # type: ignore[union-attr]  # also inside a zip

@@ -101,7 +101,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
     if os.path.realpath(file) in map(os.path.realpath, read):  # also through links
         raise ReportError(f"cannot write a report to {file}: it would replace an input file; name another file")
     if file.exists() and not overwrite:
-        raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
+        raise ReportError(f"{file} already exists; name another report, or use --overwrite")
 
 
 def present(

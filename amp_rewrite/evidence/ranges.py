@@ -187,7 +187,7 @@ def check_writable(file: Path, overwrite: bool) -> None:
         raise EvidenceError(f"cannot write {file}: ranges are JSON, not a model; use the suffix .json")
     check_place(file, EvidenceError)
     if file.exists() and not overwrite:
-        raise EvidenceError(f"{file} exists; name another output, or replace it with {spelled('overwrite', True)}")
+        raise EvidenceError(f"{file} already exists; name another output, or use {spelled('overwrite', True)}")
 
 
 _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random")

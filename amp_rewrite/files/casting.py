@@ -1,8 +1,8 @@
-"""Saturating casts between floating types, and statistics of the effects of rounding.
+"""Saturating casts between floating-point types, and statistics of the effects of rounding.
 
 Casting float32 to float16 uses integer arithmetic on whole arrays and reaches 2.8 GB/s for all weights. NumPy converts
-one number at a time and raises a processor flag for each subnormal result: 2 GB/s for most weights, 0.4 GB/s for small
-ones.
+one number at a time and raises a processor flag for each subnormal result, so it reaches 2 GB/s for most weights, but
+only 0.4 GB/s for small ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from amp_rewrite.dtypes import DType
 
 Array = NDArray[Any]
 
-_LARGE = 1 << 12  # elements; smaller arrays are cast by numpy
-# The bit pattern of infinity; the one below it is the largest finite value.
+_MIN_SIZE = 1 << 12  # elements; numpy casts smaller arrays
+# The bit pattern of infinity, one above that of the largest finite value.
 _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
     DType.FLOAT16: (np.uint16, 0x7C00),
     DType.BFLOAT16: (np.uint16, 0x7F80),
@@ -31,21 +31,21 @@ BLOCK = 1 << 16  # elements; a block and its result stay in the processor's cach
 
 _MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _OVERFLOW = 0x477FF000  # 65520, the smallest number that rounds to infinity
-# The exponent of the smallest normal float16 and of all subnormal ones, as a whole block: numpy's maximum is twice as
-# fast for two arrays as for an array and a scalar.
-_LEAST_EXPONENT = np.full(BLOCK, (127 - 14) << 23, np.uint32)
+# The exponent of the smallest normal float16 and of all subnormal ones, repeated to fill a block: numpy's maximum is
+# twice as fast on two arrays as on an array and a scalar.
+_MIN_EXPONENT = np.full(BLOCK, (127 - 14) << 23, np.uint32)
 _DROPPED = np.uint32(23 - 10)  # bits of the significand
-# Raises the exponent by 13. The bits in the significand turn float32's exponent bias into float16's, modulo the 16 bits
-# kept.
+# Raises the exponent by 13. The significand bits convert float32's exponent bias to float16's, modulo 2¹⁶, since only
+# the low 16 bits are kept.
 _RAISED = np.uint32(((23 - 10) << 23) + (-((127 - 1) << 10) & 0xFFFF))
 
 
 def cast(values: Array, to: DType) -> Array:
-    """Cast floating values to another floating type, rounding to nearest even.
+    """Cast floating-point values to another floating-point type, rounding to nearest even.
 
-    Finite values out of range saturate at the largest finite value; infinities and NaN stay.
+    Finite values out of range saturate at the largest finite value; infinities and NaNs are preserved.
     """
-    if to is not DType.FLOAT16 or values.dtype != np.float32 or values.size < _LARGE:
+    if to is not DType.FLOAT16 or values.dtype != np.float32 or values.size < _MIN_SIZE:
         return _cast_whole(values, to)
     flat = np.ascontiguousarray(values).reshape(-1)
     low: Array = np.empty(flat.size, np.float16)
@@ -57,7 +57,7 @@ def cast(values: Array, to: DType) -> Array:
 
 
 def scaled(values: Array, exponent: int) -> Array:
-    """Return floating values times 2⁻ᵉ, in float32 or wider; the array itself may be overwritten.
+    """Return floating-point values times 2⁻ᵉ, in float32 or wider. The input array may be overwritten.
 
     The result is exact unless it is subnormal or overflows.
     """
@@ -69,21 +69,21 @@ def scaled(values: Array, exponent: int) -> Array:
 
 
 def to_float16(values: NDArray[Any], low: NDArray[Any]) -> bool:
-    """Round at most `BLOCK` float32 values to nearest even into `low`; return False if one would not stay finite.
+    """Round at most `BLOCK` float32 values to nearest even into `low`; return False if any result would not be finite.
 
     `low`: a flat float16 array of the same size, left untouched if a value is NaN or rounds to infinity. Subnormal
     results are kept. O(values).
 
-    Adding the power of two 13 exponents above each number (above the smallest normal float16 for subnormal results)
-    rounds the number as float16 does. The lowest bits of the sum are the significand; they are added to the exponent
-    bits and carry into them.
+    Adding to each number the power of two whose exponent is 13 higher (for subnormal results, 13 higher than that of
+    the smallest normal float16) rounds it as float16 does. The lowest bits of the sum are the significand; adding them
+    to the exponent bits may carry into these.
     """
     bits = values.view(np.uint32)
     magnitude = bits & _MAGNITUDE
     if magnitude.max(initial=0) >= _OVERFLOW:
         return False
     power = magnitude & _EXPONENT
-    np.maximum(power, _LEAST_EXPONENT[: power.size], out=power)
+    np.maximum(power, _MIN_EXPONENT[: power.size], out=power)
     power += _RAISED
     rounded = magnitude.view(np.float32)
     rounded += power.view(np.float32)
@@ -115,9 +115,10 @@ def _cast_whole(values: Array, to: DType) -> Array:
 class Fit:
     """Statistics of rounding to nearest even.
 
-    count: all values; nonfinite: infinities and NaN; overflow: finite values that round to infinity; flushed: nonzero
-    values that round to zero; subnormal: values that round to a subnormal. absmax and absmin: the largest and the
-    smallest magnitude of the finite, nonzero values; 0.0 if there are none.
+    `count` is the number of all values, `nonfinite` of infinities and NaNs, `overflow` of finite values that round to
+    infinity, `flushed` of nonzero values that round to zero, and `subnormal` of values that round to a subnormal.
+    `absmax` and `absmin` are the largest and the smallest magnitude of the finite, nonzero values, or 0.0 if there are
+    none.
     """
 
     count: int = 0
@@ -138,18 +139,18 @@ class Fit:
 
     @classmethod
     def of(cls, chunks: Iterable[NDArray[Any]], to: DType, *, owned: bool = False) -> Fit:
-        """Measure how flat floating arrays round to the type `to`. O(values). `owned`: they may be overwritten."""
+        """Measure how one-dimensional floating-point arrays round to `to`. O(values). `owned`: overwrite the arrays."""
         fit = cls()
         for chunk in chunks:
             values = chunk
             if values.dtype not in (np.float32, np.float64):
                 with np.errstate(invalid="ignore"):  # signalling NaN
-                    values = values.astype(np.float32)  # exact: lower types are subsets
-            fit = fit.merge(_of_magnitudes(np.abs(values, out=values if owned else None), to))
+                    values = values.astype(np.float32)  # exact, since narrower types are subsets
+            fit = fit.merge(_fit_of_magnitudes(np.abs(values, out=values if owned else None), to))
         return fit
 
 
-def _of_magnitudes(magnitudes: NDArray[Any], to: DType) -> Fit:
+def _fit_of_magnitudes(magnitudes: NDArray[Any], to: DType) -> Fit:
     count, absmax = magnitudes.size, magnitudes.max(initial=0)
     if not np.isfinite(absmax):
         magnitudes = magnitudes[np.isfinite(magnitudes)]
@@ -175,9 +176,13 @@ def _of_magnitudes(magnitudes: NDArray[Any], to: DType) -> Fit:
 
 @cache
 def thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
-    """Return the smallest magnitude rounded to infinity, the largest rounded to zero, the bound of subnormals."""
+    """Return the thresholds for rounding to another type.
+
+    These are the smallest magnitude that rounds to infinity, the largest that rounds to zero, and the one below which
+    results are subnormal.
+    """
     half = to.smallest_subnormal / 2
-    last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values
+    top_spacing = to.max / (2 - to.eps) * to.eps  # between the two largest finite values
     with np.errstate(all="ignore"):
-        limit, zero, normal = np.array([to.max + last / 2, half, to.tiny - half]).astype(dtype)
+        limit, zero, normal = np.array([to.max + top_spacing / 2, half, to.tiny - half]).astype(dtype)
     return limit, zero, normal

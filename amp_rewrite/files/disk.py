@@ -1,7 +1,7 @@
-"""Opening regular files without blocking, and replacing files atomically by scratch files beside them.
+"""Open regular files without blocking, and replace files atomically by scratch files in the same folder.
 
-A scratch file without a write for an hour is taken to belong to a dead process and is removed. Where folders cannot be
-locked (Windows, some network file systems), processes do not wait for each other.
+A scratch file without a write for an hour is assumed to belong to a dead process and is removed. If a folder cannot be
+locked (on Windows and some network file systems), processes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import BinaryIO
 
 from amp_rewrite.errors import AmpRewriteError, ModelError
 
-_BUFFER = 1 << 16  # bytes; weights come in larger pieces, which bypass the buffer
-_PATTERN = ".amp-rewrite.*.tmp"
-_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-_ABANDONED = 3600  # seconds since the last write
-_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+_BUFFER = 1 << 16  # bytes; weights are written in larger pieces, which bypass it
+_SCRATCH_GLOB = ".amp-rewrite.*.tmp"
+_UNSUPPORTED_ERRORS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+_MAX_IDLE = 3600  # seconds since the last write
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) -> BinaryIO:
-    """Open a regular file for reading; OSError for a pipe, device or folder, and without `follow` for a link."""
-    descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
+    """Open a regular file for reading; OSError for a pipe, device or folder and, unless `follow`, for a link."""
+    descriptor = os.open(path, _OPEN_FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -44,11 +44,11 @@ def read_regular(path: str | Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -> str:
-    """Return the text of a UTF-8 file of at most `limit` bytes, or raise `error`. `kind`: a noun for its message."""
+    """Return the text of a UTF-8 file of at most `limit` bytes, or raise `error`. `kind`: a noun for the message."""
     try:
         content = read_regular(path, limit)
         if len(content) > limit:
-            raise error(f"{path}: larger than {limit >> 10} KiB, so it is not {kind}; name another")
+            raise error(f"{path}: it is larger than {limit >> 10} KiB, so it is not {kind}; name another file")
         return content.decode("utf-8-sig")
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror}; name {kind}") from cause
@@ -57,7 +57,7 @@ def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -
 
 
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """Create a scratch file beside a target, with the target's permissions; closing `undo` removes it."""
+    """Create a scratch file next to a target, with the target's permissions; closing `undo` removes it."""
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
     mode = None
     with suppress(OSError):
@@ -74,10 +74,10 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
 
 def sweep(folder: Path) -> None:
     """Remove the scratch files of killed processes in a folder."""
-    for path in folder.glob(_PATTERN):
+    for path in folder.glob(_SCRATCH_GLOB):
         with suppress(OSError):
             status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _ABANDONED:
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _MAX_IDLE:
                 path.unlink()
 
 
@@ -100,7 +100,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a scratch file to replace the one at `path` after a successful body; OSError on failure."""
+    """Open a scratch file, and replace the file at `path` with it if the body succeeds; OSError on failure."""
     sweep(path.parent)
     with ExitStack() as undo:
         temporary, file = scratch(path, undo)
@@ -117,11 +117,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Flush a file to disk, if its file system supports it; OSError if a write fails."""
+    """Flush a file to disk if the file system supports it; OSError if a write fails."""
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in _UNSUPPORTED_ERRORS:
             raise
 
 
@@ -140,7 +140,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _close(file: BinaryIO) -> None:
-    with suppress(OSError):  # on a full disk this fails again, after the first error was raised
+    with suppress(OSError):  # on a full disk, this fails again after the first error
         file.close()
 
 
@@ -151,7 +151,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}([^/].*)", re.DOTALL)
 
 
 def url_of(place: str | os.PathLike[str]) -> str:
-    """Return a place as a URL; empty for a local path."""
+    """Return a place as a URL; "" for a local path."""
     match = _URL.fullmatch(os.fspath(place))
     if match is None or os.path.lexists(place):
         return ""

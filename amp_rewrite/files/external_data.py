@@ -1,4 +1,4 @@
-"""Tensors outside a model file: external data in its folder, and in-memory programs of torch or onnx_ir."""
+"""Tensors outside a model file: external data in its folder, and programs of torch or onnx_ir in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Folder:
-    """Folder of a model's external data. `also`: for a linked model, the folder of the real file."""
+    """The folder of a model's external data. `also`: the folder of the real file, for a model opened by a link."""
 
     def __init__(self, folder: Path, also: Path | None = None) -> None:
         self.path = folder
@@ -33,14 +33,14 @@ class Folder:
     def source(self, tensor: onnx.TensorProto) -> Source:
         """Return the source of a tensor with external data.
 
-        ModelError with the tensor's name if the location leaves the folder (an absolute path, "..", a link), is
-        missing or is not a regular file, and if the byte count does not match the tensor's dims and type or exceeds
-        the file.
+        ModelError with the tensor's name if the location is outside the folder (an absolute path, "..", a link), is
+        missing or is not a regular file, or if the byte count does not match the tensor's dims and type or exceeds the
+        size of the file.
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"external data of tensor {tensor.name!r}"
         if any(isinstance(text, bytes) for entry in entries.items() for text in entry):
-            raise ModelError(f"{where}: its description is not UTF-8, so the file is damaged; export it again")
+            raise ModelError(f"{where}: its description is not UTF-8, so the file is damaged; export the model again")
         location = entries.get("location", "")
         if location not in self._files:
             self._files[location] = self._file(location, where)
@@ -65,24 +65,24 @@ class Folder:
 
     def _file(self, location: str, where: str) -> tuple[str, int, str]:
         if not location or "\0" in location:
-            raise ModelError(f"{where} has the location {location!r}, which does not name a file; export it again")
+            raise ModelError(f"{where} has the location {location!r}, which is not a file name; export the model again")
         paths = PurePosixPath(location), PureWindowsPath(location)
         if any(path.anchor or ".." in path.parts for path in paths):
             raise ModelError(
-                f"{where} has the location {location!r}, outside the model's folder; move the file there"
-                " and give its plain name"
+                f"{where} has the location {location!r}, which is outside the model's folder; move"
+                " the file into the folder, and set the location to its name"
             )
         real = Path(os.path.realpath(self.path / location))
         if not any(real.is_relative_to(root) for root in self._roots):
-            raise ModelError(f"{where}: {location!r} is a link out of the model's folder; put the file itself there")
+            raise ModelError(f"{where}: {location!r} links to a file outside the model's folder; move the file there")
         try:
             status = real.stat()
         except OSError as cause:
             raise ModelError(
-                f"{where}: cannot read {self.path / location}: {cause.strerror}; the file belongs beside the model"
+                f"{where}: cannot read {self.path / location}: {cause.strerror}; put the file next to the model"
             ) from cause
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{where}: {self.path / location} is not a regular file")
+            raise ModelError(f"{where}: {self.path / location} is not a regular file; replace it with one")
         return str(real), status.st_size, stamp(status)
 
 
@@ -92,26 +92,26 @@ def _number(text: str, key: str, where: str) -> int:
     return int(text)
 
 
-# -- programs -------------------------------------------------------------------------------------------
+# -- programs of torch and onnx_ir ------------------------------------------------------------------------------------
 
 
-def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
+def load_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
     """Return the proto of a torch ONNXProgram or an onnx_ir.Model, and the sources of its stubs by location.
 
-    Torch is not imported, and the program is not changed. `folder`: the folder of external data, which stays
-    unresolved then; by default each tensor knows its own folder.
+    Torch is not imported, and the program is not changed. `folder`: the folder of external data, which is then resolved
+    later; by default, each tensor knows its own folder.
     """
     model: Any = next((m for m in (source, getattr(source, "model", None)) if _is_onnx_ir(m)), None)
     if model is None:
         raise ModelError(
-            f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
+            f"cannot load a model from {type(source).__qualname__}; pass a path, bytes, a ModelProto, an ONNXProgram,"
             " an onnx_ir.Model, or a result of convert or repair"
         )
     import onnx_ir
 
     stubs = _Stubs(folder)
     try:
-        model = model.clone()  # the program itself must not be changed
+        model = model.clone()  # the program must not change
         map_tensors(model, stubs.stub)
         proto = onnx_ir.serde.serialize_model(model)
     except onnx_ir.serde.SerdeError as error:
@@ -129,7 +129,7 @@ def _is_onnx_ir(model: object) -> bool:
 
 
 def map_tensors(model: Any, new: Callable[[Any], Any]) -> None:
-    """Replace all tensors of an onnx_ir model in place: initializers and attributes, also in bodies and functions."""
+    """Replace all tensors of an onnx_ir model in place, including those in attributes, bodies and functions."""
     import onnx_ir
 
     def replace(attributes: Any) -> None:
@@ -160,7 +160,7 @@ class _Stubs:
         self.sources: dict[str, Source] = {}
         self._secret = secrets.token_hex(16)  # cannot collide with a location of external data
         self._folders: dict[str, Folder] = {}
-        self._keys: dict[int, tuple[object, str]] = {}  # the tensor is kept, or its id might be reused
+        self._keys: dict[int, tuple[object, str]] = {}  # the tensor is kept so that its id is not reused
 
     def stub(self, tensor: Any) -> Any:
 

@@ -17,19 +17,19 @@ from amp_rewrite.files.tensors import Sources, is_stub
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
 
-# Comments, provenance and derived facts.
+# Doc strings, provenance and derived facts.
 _SKIP = frozenset({"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"})
-_PIECE, _PIECES = 1 << 12, 16  # bytes of a sample, samples of a large tensor
+_SAMPLE_BYTES, _SAMPLES = 1 << 12, 16  # bytes per sample, samples per large tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """Two SHA-256 digests in hexadecimal.
 
-    `graph`: inputs, outputs, ops, attributes and names, and the types and shapes of all tensors. Docs, metadata,
+    `graph`: inputs, outputs, ops, attributes and names, and the types and shapes of all tensors. Doc strings, metadata,
     value_info and the producer are ignored. `weights`: the values of all tensors. Tensors above 64 KiB are sampled in
     16 evenly spread pieces of 4 KiB, so a model of any size takes milliseconds. A local change to a large weight may go
-    unnoticed; another training run does not.
+    unnoticed, but another training run does not.
     """
 
     graph: str
@@ -50,13 +50,13 @@ def fingerprint(model: Model) -> Fingerprint:
 
 
 def digest(model: Model) -> str:
-    """Return the SHA-256 digest of a model, in hexadecimal, wherever its weights are stored. O(bytes), streamed.
+    """Return the SHA-256 digest of a model in hexadecimal, independent of the place of its weights. O(bytes), streamed.
 
-    Unlike a `Fingerprint`, it covers docs, metadata and every byte of the weights, after pending casts.
+    Unlike a `Fingerprint`, it covers doc strings, metadata and every byte of the weights, after pending casts.
     """
     content = hashlib.sha256(_serialized(model, tensors.without_values))
     with Sources() as sources:
-        for tensor in wire.tensors(model.proto):  # the dims and types hashed above tell where each one ends
+        for tensor in wire.tensors(model.proto):  # the dims and types hashed above delimit each one
             if DType.of(tensor.data_type) in (None, DType.STRING):
                 content.update(tensor.SerializeToString(deterministic=True))
             else:
@@ -86,7 +86,7 @@ def _strip(message: Message) -> None:
 
 
 def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """Yield the tensor's bytes in its own type, or samples of them."""
+    """Yield the tensor's bytes, or samples of them, in the type it declares."""
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING):
         yield b"".join(tensor.string_data) + tensor.raw_data
@@ -101,8 +101,8 @@ def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | mem
 
 
 def _spread(length: int) -> Iterator[tuple[int, int]]:
-    if length <= _PIECE * _PIECES:
+    if length <= _SAMPLE_BYTES * _SAMPLES:
         yield 0, length
         return
-    for i in range(_PIECES):
-        yield (length - _PIECE) * i // (_PIECES - 1), _PIECE
+    for i in range(_SAMPLES):
+        yield (length - _SAMPLE_BYTES) * i // (_SAMPLES - 1), _SAMPLE_BYTES

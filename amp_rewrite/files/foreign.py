@@ -1,4 +1,4 @@
-"""Files of other frameworks, recognized by content or suffix, and how to convert each to ONNX."""
+"""Files of other frameworks, recognized by content or suffix, with instructions for converting each to ONNX."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from amp_rewrite.files.disk import open_regular
 from amp_rewrite.files.store import TEXT
 
-_HEAD = 256  # bytes that tell the formats apart
+_HEAD_BYTES = 256  # enough to tell the formats apart
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A format other than ONNX: its suffixes and first bytes, a description, and how to get an ONNX model from it.
+    """A format other than ONNX: its suffixes, first bytes and description, and the way to an ONNX model.
 
-    In `remedy`, `{file}` is the path quoted for a shell, `{folder}` its folder, and `{text}` the path as a Python
+    In `remedy`, `{file}` is the path quoted for a shell, `{folder}` is its folder, and `{text}` is the path as a Python
     string.
     """
 
@@ -29,15 +29,15 @@ class Foreign:
 
 
 _TORCH = 'torch.onnx.export(model, args, "model.onnx", dynamo=True)'
-_WEIGHTS = f"export the model that reads them: {_TORCH}, or `optimum-cli export onnx --model {{folder}} onnx`"
+_WEIGHTS = f"export the model that uses them: {_TORCH}, or `optimum-cli export onnx --model {{folder}} onnx`"
 _KERAS = 'in Python, keras.models.load_model({text}).export("model.onnx", format="onnx")'
 _BINARY = 'in Python, onnx.save(onnx.load({text}), "model.onnx")'
 _TF2ONNX = "run `python -m tf2onnx.convert --output model.onnx"
 FORMATS = (
-    Foreign((".safetensors",), rb'.{4}\0{4}\{"', "holds weights (safetensors) without a graph", _WEIGHTS),
-    Foreign((".gguf",), rb"GGUF", "holds weights (GGUF) without a graph", _WEIGHTS),
+    Foreign((".safetensors",), rb'.{4}\0{4}\{"', "contains weights (safetensors) without a graph", _WEIGHTS),
+    Foreign((".gguf",), rb"GGUF", "contains weights (GGUF) without a graph", _WEIGHTS),
     Foreign((".keras", ".h5", ".hdf5"), rb"\x89HDF\r\n|PK\x03\x04.*metadata\.json", "is a Keras model", _KERAS),
-    Foreign(TEXT, rb"(?!)", "is text", f"if it holds a model, {_BINARY}"),
+    Foreign(TEXT, rb"(?!)", "is a text file", f"if it contains a model, {_BINARY}"),
     Foreign(
         (".pt", ".pth", ".pt2"),
         rb"\x80\x02\x8a\nl\xfc\x9cF\xf9|PK\x03\x04.*/data",
@@ -57,7 +57,7 @@ FORMATS = (
 
 
 def foreign(path: Path) -> str | None:
-    """Describe a file of another format and how to convert it; None for an unknown format.
+    """Describe a file of another format and its conversion; None for an unknown format.
 
     A folder is recognized if it contains a SavedModel.
     """
@@ -65,7 +65,7 @@ def foreign(path: Path) -> str | None:
         saved = path / "saved_model.pb"
         return foreign(saved) if saved.is_file() else None
     with open_regular(path) as file:
-        head = file.read(_HEAD)
+        head = file.read(_HEAD_BYTES)
     names = {"file": shlex.quote(str(path)), "folder": shlex.quote(str(path.parent))}
     names["text"] = json.dumps(str(path), ensure_ascii=False)
     for form in FORMATS:

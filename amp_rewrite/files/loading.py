@@ -1,4 +1,4 @@
-"""Loading models, from files without their heavy tensors or from memory."""
+"""Load models from files, without their heavy tensors, or from memory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ HEAVY = 1 << 14  # bytes; larger tensors are left in their files
 FIRST_IR_WITH_OPSET_IMPORTS = 3
 """The first IR version with mandatory opset imports."""
 
-_DEEPEST_CALLS = 100
+_MAX_CALL_DEPTH = 100
 """Maximum depth of nested function calls, as in onnx's inliner."""
-_LARGEST, _GROWTH = 200_000, 20
-"""Limits on the nodes of an inlined model: in any case, and per node of the file. Each KiB of a node counts as one."""
+_MAX_NODES, _MAX_GROWTH = 200_000, 20
+"""Limits on the nodes of an inlined model, added up: a constant, and a number per node of the file. A node counts once
+more for each KiB."""
 
-_LFS = b"version https://git-lfs.github.com/spec/"
+_LFS_HEADER = b"version https://git-lfs.github.com/spec/"
 
 
-def of_path(path: Path, folder: Path | None) -> ModelProto:
+def load_path(path: Path, folder: Path | None) -> ModelProto:
     """Return the proto of a file, with stubs for heavy tensors. ModelError if it is not a model."""
     try:
         if path.is_dir():
@@ -44,7 +45,7 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
         real = Path(os.path.realpath(path)).parent
         _resolve(proto, (path.parent, real) if folder is None else (folder,), by_location)
     except UnicodeEncodeError as cause:
-        raise ModelError(f"cannot read {str(path)!r}: its name is not Unicode; rename it") from cause
+        raise ModelError(f"cannot read {str(path)!r}: its name is not Unicode; rename the file") from cause
     except wire.NotOnnxError as cause:
         from amp_rewrite.files.foreign import foreign  # late: most files are models
 
@@ -54,7 +55,7 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
     return proto
 
 
-def of_memory(source: object, folder: Path | None, by_location: dict[str, Source]) -> ModelProto:
+def load_object(source: object, folder: Path | None, by_location: dict[str, Source]) -> ModelProto:
     """Return the proto of bytes, a ModelProto or a program, and add the sources of its stubs to `by_location`.
 
     ModelError for any other object.
@@ -64,10 +65,10 @@ def of_memory(source: object, folder: Path | None, by_location: dict[str, Source
     elif isinstance(source, ModelProto):
         proto = source
     else:
-        from amp_rewrite.files.external_data import of_program  # late: most models are in files
+        from amp_rewrite.files.external_data import load_program  # late: most models are in files
 
-        proto, lent = of_program(source, folder)
-        by_location |= lent
+        proto, sources = load_program(source, folder)
+        by_location |= sources
     _check(proto, "the model")
     stubs = [t for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]
     if stubs:
@@ -86,7 +87,7 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
     status = os.fstat(file.fileno())
     if status.st_size == 0:
         raise ModelError(f"{path} is empty; export or download it again")
-    if file.read(len(_LFS)) == _LFS:
+    if file.read(len(_LFS_HEADER)) == _LFS_HEADER:
         raise ModelError(f"{path} is a Git LFS pointer, not the model; run git lfs pull")
     real, stamp = os.path.realpath(path), tensors.stamp(status)
     by_location: dict[str, Source] = {}
@@ -94,7 +95,7 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
 
     def stub(tensor: TensorProto, offset: int, length: int) -> bool:
         if is_stub(tensor):
-            return True  # it has external data, so these bytes are ignored
+            return True  # the tensor has external data, so the bytes here are ignored
         kind = DType.of(tensor.data_type)
         if kind in (None, DType.STRING) or tensor.HasField("segment") or tensor.external_data:
             return False
@@ -129,9 +130,9 @@ def _parsed(content: bytes, name: str) -> ModelProto:
 
 def _check(proto: ModelProto, name: str) -> None:
     if not proto.HasField("graph"):
-        raise wire.NotOnnxError(f"{name} has no graph, so it is not an ONNX model; export it again")
+        raise wire.NotOnnxError(f"{name} has no graph, so it is not an ONNX model; export the model again")
     if not proto.opset_import and not 0 < proto.ir_version < FIRST_IR_WITH_OPSET_IMPORTS:
-        raise ModelError(f"{name} imports no opset, so its ops have no meaning; export it again")
+        raise ModelError(f"{name} imports no opset, so its ops are undefined; export the model again")
     newest = onnx.defs.onnx_opset_version()
     for imported in proto.opset_import:
         if imported.domain in ("", "ai.onnx") and not 1 <= imported.version <= newest:
@@ -141,11 +142,11 @@ def _check(proto: ModelProto, name: str) -> None:
             )
     check_expansion(proto, name)
     if not proto.graph.output:
-        raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
+        raise ModelError(f"{name} has no outputs, so it computes nothing; export the model again")
 
 
 def _resolve(proto: ModelProto, folders: tuple[Path, ...], by_location: dict[str, Source]) -> None:
-    """Turn tensors with external data into stubs, but read light ones and parts of sparse ones."""
+    """Turn tensors with external data into stubs, except light ones and parts of sparse ones, which are read."""
     stubs = [(t, sparse) for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]
     if any(_location(tensor) not in by_location for tensor, _ in stubs):
         from amp_rewrite.files.external_data import Folder  # late: most models contain their weights
@@ -167,9 +168,9 @@ def _location(stub: TensorProto) -> str:
 
 
 def check_expansion(proto: ModelProto, name: str) -> None:
-    """Raise ModelError if a model's local functions recurse, or grow beyond reason when they are inlined.
+    """Raise ModelError if a model's local functions recurse, or become unreasonably large when inlined.
 
-    Thirty functions that each call the next one twice take 2 kB, and expand to a billion nodes. O(nodes).
+    Thirty functions that each call the next one twice take 2 kB but expand to a billion nodes. O(nodes).
     """
     if not proto.functions:
         return
@@ -177,10 +178,10 @@ def check_expansion(proto: ModelProto, name: str) -> None:
     sizes: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: Iterable[NodeProto], depth: int) -> int:
-        if depth > _DEEPEST_CALLS:
+        if depth > _MAX_CALL_DEPTH:
             raise ModelError(
-                f"{name}: its local functions call each other in a cycle, or more than {_DEEPEST_CALLS} deep; export"
-                " it again"
+                f"{name}: its local functions call each other in a cycle, or more than {_MAX_CALL_DEPTH} deep;"
+                " export the model again"
             )
         total = 0
         for node in all_nodes(nodes):
@@ -192,8 +193,8 @@ def check_expansion(proto: ModelProto, name: str) -> None:
 
     in_file = sum(1 + (node.ByteSize() >> 10) for f in (proto.graph, *proto.functions) for node in all_nodes(f.node))
     inlined = size(proto.graph.node, 0)
-    if inlined > _LARGEST + _GROWTH * in_file:
+    if inlined > _MAX_NODES + _MAX_GROWTH * in_file:
         raise ModelError(
-            f"{name}: inlining its local functions turns {in_file} nodes into {inlined:.3g}, which no exporter writes;"
-            " export it again"
+            f"{name}: inlining its local functions turns {in_file} nodes into {inlined:.3g}, more than any exporter"
+            " writes; export the model again"
         )

@@ -1,4 +1,4 @@
-"""Fixes, applied on loading, for unambiguous defects of a model overlooked by runtimes."""
+"""Fixes for unambiguous model defects that runtimes tolerate, applied on loading."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from amp_rewrite.files.protos import all_nodes, bodies, clone, refill
 from amp_rewrite.files.tensors import Sources
 
 OPSET_BOUND = 1 << 31
-"""Upper bound of opset versions, which onnx stores in an int."""
-_FIRST_FREE_INITIALIZERS = 4  # IR version; before it, each initializer must be an input
+"""Exclusive upper bound of opset versions, which onnx stores in an int."""
+_FIRST_FREE_INITIALIZERS = 4  # IR version; in earlier ones, each initializer must be an input
 
 
 @dataclass
 class _Fixer:
-    """A model being fixed, and the defects found. `owned`: edit it in place; otherwise the first edit copies it."""
+    """A model being fixed, with the defects found. `owned`: edit the model in place instead of copying it first."""
 
     proto: ModelProto
     owned: bool
@@ -38,9 +38,9 @@ class _Fixer:
 
 
 def mended(proto: ModelProto, *, owned: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
-    """Return the model without unambiguous defects, and findings about them. O(nodes + tensors).
+    """Return the model without unambiguous defects, and the findings about these. O(nodes + tensors).
 
-    `owned`: the model may be edited in place; otherwise a model with defects is copied. ModelError for two initializers
+    `owned`: edit the model in place; otherwise, a model with defects is copied. ModelError for two initializers
     with the same name and different values.
     """
     model = _Fixer(proto, owned)
@@ -64,7 +64,7 @@ def _fix_names(model: _Fixer) -> None:
 def _fix_ir(model: _Fixer) -> None:
     """Raise the IR version of an old model if an initializer is not an input, as in models saved by onnxruntime.
 
-    Initializers among the inputs are removed from them, so they stay constant.
+    Initializers are removed from the inputs, so that they remain constant.
     """
     proto = model.proto
     if proto.ir_version >= _FIRST_FREE_INITIALIZERS or not proto.opset_import:
@@ -87,16 +87,16 @@ def _fix_initializers(model: _Fixer) -> None:
             model.mend(tensor.name, "the initializer appears twice, with the same values; one is kept")
     if len(first) < len(model.proto.graph.initializer):
         refill(model.proto.graph, "initializer", first.values())
-    # onnx-graphsurgeon writes such bodies.
+    # onnx-graphsurgeon writes bodies that repeat initializers.
     if next(_repeats(model.proto.graph, {}), None) is not None:
-        proto = model.mend("model", "bodies repeat initializers of the outer graph; the result has each once")
+        proto = model.mend("model", "bodies repeat initializers of the outer graph; the copies are removed")
         for body, tensor in list(_repeats(proto.graph, {})):
             body.initializer.remove(tensor)
 
 
 def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tuple[GraphProto, TensorProto]]:
-    own = {formal.name for formal in graph.input} | {name for node in graph.node for name in node.output}
-    visible = {name: t for name, t in outer.items() if name not in own} | {t.name: t for t in graph.initializer}
+    local = {formal.name for formal in graph.input} | {name for node in graph.node for name in node.output}
+    visible = {name: t for name, t in outer.items() if name not in local} | {t.name: t for t in graph.initializer}
     for node in graph.node:
         for _, body in bodies(node):
             ends = {formal.name for formal in (*body.input, *body.output)}
@@ -121,7 +121,7 @@ def _fix_metadata(model: _Fixer) -> None:
 
 def _fix_domains(model: _Fixer) -> None:
     if any(node.domain == "ai.onnx" for holder in _holders(model.proto) for node in _nodes(holder)):
-        note = "nodes spell the default domain 'ai.onnx' instead of ''; it is now ''"
+        note = "nodes write the default domain 'ai.onnx' instead of ''; it is now ''"
         for holder in _holders(model.mend("model", note)):
             for item in (*_nodes(holder), *holder.opset_import):
                 item.domain = "" if item.domain == "ai.onnx" else item.domain
@@ -132,15 +132,15 @@ def _fix_imports(model: _Fixer) -> None:
     for number, holder in enumerate(_holders(model.proto)):
         used: dict[str, set[str]] = {}
         for node in _nodes(holder):
-            if isinstance(node.domain, str) and isinstance(node.op_type, str):  # bytes are not UTF-8
+            if isinstance(node.domain, str) and isinstance(node.op_type, str):  # bytes if it is not UTF-8
                 used.setdefault(node.domain, set()).add(node.op_type)
         subject = f"function {holder.name}" if isinstance(holder, FunctionProto) else "model"
         versions = {imported.domain: imported.version for imported in holder.opset_import}
         for domain, version in versions.items():
             if not 0 < version < OPSET_BOUND and domain not in (*used, ""):
                 note = f"it imports {domain} opset {version}, which no node uses; it is removed"
-                own = _holders(model.mend(subject, note))[number]
-                refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
+                fixed = _holders(model.mend(subject, note))[number]
+                refill(fixed, "opset_import", [o for o in fixed.opset_import if o.domain != domain])
         for domain in sorted(used.keys() - versions - local - {""}):
             if (version := _only_version(domain, used[domain])) is not None:
                 note = f"nodes use {domain}, which is not imported; opset {version} is added"
@@ -168,24 +168,22 @@ def _only_version(domain: str, op_types: set[str]) -> int | None:
 
 
 def _fix_declarations(model: _Fixer) -> None:
-    """Remove value_info contradicting an input; report inputs and outputs without a type or a shape."""
+    """Remove contradictory value_info of inputs; report inputs and outputs without a type or a shape."""
     types = {formal.name: formal.type for formal in model.proto.graph.input}
-    wrong = {v.name for v in model.proto.graph.value_info if v.type != types.get(v.name, v.type)}
-    if wrong:
-        note = "value_info contradicts the graph's declaration of the input; the latter is kept"
-        graph = model.mend(min(wrong), note).graph
-        refill(graph, "value_info", [v for v in graph.value_info if v.name not in wrong])
+    contradictory = {v.name for v in model.proto.graph.value_info if v.type != types.get(v.name, v.type)}
+    if contradictory:
+        note = "value_info contradicts the declaration of the input; the declaration is kept"
+        graph = model.mend(min(contradictory), note).graph
+        refill(graph, "value_info", [v for v in graph.value_info if v.name not in contradictory])
     for kind, formals in (("input", model.proto.graph.input), ("output", model.proto.graph.output)):
         for formal in formals:
             typed = bool(formal.type.tensor_type.elem_type)
             if is_bare(formal) and (typed or kind == "output"):
-                lack = "shape" if typed else "type"
-                model.note(
-                    formal.name, f"the {kind} has no {lack}; none is added, and onnx checks the rest of the model"
-                )
+                missing = "shape" if typed else "type"
+                model.note(formal.name, f"the {kind} has no {missing}; onnx checks only the rest of the model")
 
 
 def is_bare(formal: ValueInfoProto) -> bool:
-    """True for an input or output without a type, or a tensor of unknown rank."""
+    """True for an input or output without a type, or with a tensor type but no shape."""
     kind = formal.type.WhichOneof("value")
     return kind is None or (kind == "tensor_type" and not formal.type.tensor_type.HasField("shape"))

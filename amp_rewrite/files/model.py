@@ -1,4 +1,7 @@
-"""The `Model` class: a ModelProto with its heavy tensors left in their files. Only this wing opens ONNX files."""
+"""The `Model` class: a ModelProto with its heavy tensors left in their files.
+
+Only modules of `files` open ONNX files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files import casting, store, tensors, wire
 from amp_rewrite.files.casting import Array, Fit, cast
-from amp_rewrite.files.loading import HEAVY, of_memory, of_path
+from amp_rewrite.files.loading import HEAVY, load_object, load_path
 from amp_rewrite.files.mends import mended
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.skeleton import skeleton
@@ -50,7 +53,7 @@ class IrModel(Protocol):
 
 
 METADATA_KEY = "amp_rewrite"
-"""Metadata key of a converted model, for an entry with version, type, lists and settings."""
+"""Metadata key for the version, type, lists and settings of a conversion."""
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
 """Everything accepted by `Model.load`."""
 
@@ -84,13 +87,13 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model. Return a Model, also one in a result of `convert` or `repair`, as it is.
+        """Load a model. A Model, or the one in a result of `convert` or `repair`, is returned unchanged.
 
-        From a path or a program, tensors above 16 KiB become stubs instead of being read.
+        Tensors above 16 KiB in a file or a program become stubs instead of being read.
 
         Args:
-            source: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model, never changed.
-            folder: the folder of external data, by default that of the path.
+            source: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
+            folder: the folder of external data, by default the folder of the path.
 
         Raises:
             ModelError: the model cannot be read, or is invalid.
@@ -99,17 +102,17 @@ class Model:
             return loaded
         place = None if folder is None else Path(folder)
         if isinstance(source, (str, os.PathLike)):
-            proto, mends = mended(of_path(Path(source), place), owned=True)
+            proto, mends = mended(load_path(Path(source), place), owned=True)
             return cls(proto, Path(source), mends)
         by_location: dict[str, Source] = {}  # keeps the tensors of a program alive until the model does
-        proto, mends = mended(of_memory(source, place, by_location), owned=False)
+        proto, mends = mended(load_object(source, place, by_location), owned=False)
         return cls(proto, None, mends)
 
     def __repr__(self) -> str:
         return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
-        """Return all values of a tensor; those of a stub are read, and its pending cast applied. Do not modify them."""
+        """Return all values of a tensor, which must not be modified. A stub is read, and its pending cast applied."""
         with Sources() as sources:
             return tensors.array(tensor, sources)
 
@@ -119,12 +122,12 @@ class Model:
             yield from tensors.chunks(tensor, elements, sources)
 
     def fit(self, tensor: TensorProto, to: DType) -> Fit:
-        """Return statistics of rounding the tensor to the floating type `to`. O(values).
+        """Return statistics of rounding the tensor to the floating-point type `to`. O(values).
 
         A stub is streamed once, also for models made from this one by `dataclasses.replace`.
 
         Raises:
-            ModelError: the type of the tensor is not floating.
+            ModelError: the tensor is not a floating-point tensor.
         """
         kind = tensors.dtype(tensor)
         if not kind.floating:
@@ -144,7 +147,7 @@ class Model:
         return sum(tensors.nbytes(t) for sparse in (False, True) for t in wire.tensors(self.proto, sparse=sparse))
 
     def recorded(self, setting: str) -> str:
-        """Return a setting recorded in the metadata by the conversion; "" if there is none.
+        """Return a setting of the conversion recorded in the metadata; "" if there is none.
 
         Args:
             setting: its name, such as "target".
@@ -164,7 +167,7 @@ class Model:
         external_data: bool | str | None = None,
         progress: store.ByteProgress | None = None,
     ) -> None:
-        """Write the model to a file and stream its weights; on failure, the folder stays as it was.
+        """Write the model to a file and stream its weights. On failure, the folder is unchanged.
 
         A model saved to the file it was loaded from must be loaded again, since its stubs point to the old file. A
         link is replaced, not its target.
@@ -172,17 +175,17 @@ class Model:
         Args:
             path: the file to write.
             overwrite: True to replace an existing file.
-            external_data: True for weights in `<stem>.<hash>.data`, or the name of a data file, with a suffix; None:
-                True above 1.5 GB.
+            external_data: True to store the weights in `<stem>.<hash>.data`, or the name of a data file, with a
+                suffix. By default, True above 1.5 GB.
             progress: called as `progress(done, total)` with bytes.
 
         Raises:
-            ModelError: the file exists, cannot be written, or contains weights of the model that are not yet read.
+            ModelError: the file exists, cannot be written, or contains weights of the model that have not been read.
             PolicyError: `external_data` is not the name of a file.
         """
         if not isinstance(path, (str, os.PathLike)):
-            raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
-        external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
+            raise ModelError(f"cannot write a model to {type(path).__qualname__}; pass a path")
+        external = self.nbytes > store.MAX_INLINE_BYTES if external_data is None else external_data
         to, origin, replace_old = Path(path), self.path, overwrite is True
         store.save(self.proto, to, progress, loaded_from=origin, overwrite=replace_old, external_data=external)
 
@@ -192,7 +195,7 @@ class Model:
         Raises:
             ModelError: the model is larger than 2 GB, protobuf's limit.
         """
-        if self.nbytes > store.LARGEST_FILE:
+        if self.nbytes > store.MAX_FILE_BYTES:
             raise ModelError(
                 f"the model has {self.nbytes} bytes of tensors, more than a ModelProto can serialize; use"
                 " save(path) instead"
@@ -210,14 +213,14 @@ class Model:
 
 
 def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Model) -> TensorProto:
-    """Return a copy of `tensor` cast to the floating type `to`, under a new name if one is given.
+    """Return a copy of `tensor` cast to the floating-point type `to`, under a new name if one is given.
 
-    Values in memory are cast at once (see `cast`). A stub gets a pending cast; it replaces a pending cast that only
-    widens. ModelError if the tensor or the type is not floating.
+    Values in memory are cast at once (see `cast`). A stub gets a pending cast, which replaces an earlier one that only
+    widens. ModelError if the tensor or the type is not a floating-point one.
     """
     kind = tensors.dtype(tensor)
     if not (kind.floating and to.floating):
-        raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating types cast to {to.spelling}")
+        raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating-point tensors can be cast")
     if kind is to:
         out = clone(tensor)
     else:

@@ -17,17 +17,17 @@ from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 _SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
 _RESHAPE_WITH_SHAPE = 5  # the first opset whose Reshape takes the shape as an input
 # Types that every version of Constant produces (opset 13 added bfloat16, 19 float8, 21 int4 …).
-_ALWAYS_CONSTANT = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
+_CONSTANT_TYPES = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
 
 
 def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
-    """Return a copy without tensors above `threshold` bytes; all types and shapes stay.
+    """Return a copy without tensors above `threshold` bytes, but with all types and shapes.
 
     Heavy initializers of the main graph become graph inputs. In bodies and functions, heavy initializers and Constants
-    become Constants with an empty sparse_value. Before opset 11, which introduced it, and in the attributes of other
-    ops, heavy values become zeros. A Cast or an Identity replaces EyeLike, RegexFullMatch and LabelEncoder: onnx 1.23
-    crashes the process while inferring their types if onnx does not know the type of their input, as behind an operator
-    of com.microsoft.
+    become Constants with an empty sparse_value. Before opset 11, which introduced sparse_value, and in the attributes
+    of other ops, heavy values become zeros. EyeLike, RegexFullMatch and LabelEncoder are replaced by a Cast or an
+    Identity: onnx 1.23 crashes the process while inferring their types if it does not know the type of their input, for
+    example the result of a com.microsoft operator.
     """
 
     def hollow(tensor: TensorProto) -> list[wire.Piece] | None:
@@ -44,7 +44,7 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
         out.CopyFrom(proto)
     else:
         out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
-        out.ClearField("training_info")  # read neither by the checker nor by shape inference
+        out.ClearField("training_info")  # unused by the checker and by shape inference
         _main_inputs(out.graph)
         _fill(out.graph, _opset(out))
         for function in out.functions:
@@ -57,16 +57,16 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
 
 
 def _replace_fatal_ops(model: ModelProto) -> None:
-    """Replace ops that crash onnx's inference by ops with the same types and shapes."""
+    """Replace ops that crash onnx's inference with ops of the same types and shapes."""
     nodes = all_nodes(chain(model.graph.node, *(function.node for function in model.functions)))
     for node in (node for node in nodes if node.op_type in _FATAL):
         kind, codes = (node.domain.removeprefix("ai.onnx"), node.op_type), None
-        if kind == ("", "EyeLike"):  # without a type, the result has that of the input
+        if kind == ("", "EyeLike"):  # without a dtype, the result has the type of the input
             dtypes = [a for a in node.attribute if a.name == "dtype"]
             codes = None if any(a.ref_attr_name for a in dtypes) else [a.i for a in dtypes]
         elif kind == ("", "RegexFullMatch"):
             codes = [TensorProto.BOOL]
-        elif kind == (".ml", "LabelEncoder"):  # before version 2, it has no attribute with a type
+        elif kind == (".ml", "LabelEncoder"):  # before version 2, no attribute gives the type
             tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
             codes = (tensors + [_LABELS[a.name] for a in node.attribute if a.name in _LABELS])[:1] or None
         if codes is not None:
@@ -76,7 +76,7 @@ def _replace_fatal_ops(model: ModelProto) -> None:
 
 
 def _replace_bare_ends(model: ModelProto) -> None:
-    """Drop outputs without a type or shape: the checker refuses them. Turn such inputs into results of a Reshape."""
+    """Drop outputs without a type or shape, which the checker rejects; turn such inputs into results of a Reshape."""
     graph = model.graph
     if any(map(is_bare, graph.output)):
         refill(graph, "output", [formal for formal in graph.output if not is_bare(formal)])
@@ -112,7 +112,7 @@ def _fill(holder: GraphProto | FunctionProto, opset: int) -> None:
     sparse = opset >= _SPARSE_CONSTANT
     constants: list[NodeProto] = []
     for tensor in filter(is_stub, holder.initializer if isinstance(holder, GraphProto) else ()):
-        if sparse and DType(tensor.data_type) in _ALWAYS_CONSTANT:
+        if sparse and DType(tensor.data_type) in _CONSTANT_TYPES:
             constants.append(NodeProto(op_type="Constant", output=[tensor.name]))
             _set_sparse(constants[-1].attribute.add(), tensor)
         else:

@@ -2,8 +2,8 @@
 
 Everything is first written to scratch files in the target folder. Then the data file gets a name with the hash of its
 content, the model file is renamed, and the data files of the replaced model are removed. At any moment, either the
-complete old model or the complete new one exists. If the caller names the data file and the name is taken, neither
-exists for a moment.
+complete old model or the complete new one exists. The exception is a data file that the caller names and that already
+exists: for a moment, neither model does.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.disk import check_place, locked, open_regular, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
-LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
-LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is the default
+MAX_FILE_BYTES = (1 << 31) - 1  # protobuf cannot read larger messages
+MAX_INLINE_BYTES = 1_500_000_000  # bytes of tensors; external data is the default above this size
 TEXT = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson")
 """Suffixes of onnx's text formats."""
-LARGEST_SHAPE = 1 << 14
-"""Bytes of an integer list that stays in the model file: runtimes read shapes before they open data files."""
+MAX_SHAPE_BYTES = 1 << 14
+"""Maximum bytes of an integer list kept in the model file: runtimes read shapes before they open data files."""
 
 _LARGE = 50_000_000  # bytes
-_MIN_MOVED = 1 << 10
-_PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
+_MIN_MOVED_BYTES = 1 << 10
+_PAGE, _MIN_PAGED_BYTES, _ALIGNMENT = 4096, 1 << 20, 64
 
 ByteProgress = Callable[[int, int], None]
 
 
 class Destinations:
-    """Destination of each tensor of a model: the model file, or the data file with the pieces in `data`.
+    """Destination of each tensor of a model: the model file, or the data file, with the pieces in `data`.
 
-    `location`: the name of the data file; None for a model without one. Tied tensors share bytes there.
+    `location`: the name of the data file; None for a model without one. Tied tensors share their bytes in the data
+    file.
     """
 
     def __init__(self, sources: Sources, location: str | None) -> None:
@@ -64,17 +65,17 @@ class Destinations:
         if is_stub(tensor):
             bare, values = without_values(tensor), self._streamed(tensor)
             return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, values.nbytes), values]
-        if tensor.ByteSize() > LARGEST_SHAPE:
+        if tensor.ByteSize() > MAX_SHAPE_BYTES:
             serialize = partial(tensor.SerializeToString, deterministic=True)
             return [wire.StreamedPiece(tensor.ByteSize(), lambda: [serialize()], tensor.name)]
         return None
 
     def _place(self, tensor: TensorProto) -> int:
-        """Add a tensor to the data file; return its offset there."""
+        """Add a tensor to the data file; return its offset."""
         key = (source(tensor), tensor.data_type) if is_stub(tensor) else len(self.data)
         if key not in self._tied:
             count = nbytes(tensor)
-            step = _PAGE if count >= _PAGED_FROM else _ALIGN
+            step = _PAGE if count >= _MIN_PAGED_BYTES else _ALIGNMENT
             offset = self._tied[key] = -(-self._end // step) * step
             self.data += [bytes(offset - self._end), self._streamed(tensor)]
             self._end = offset + count
@@ -85,14 +86,14 @@ class Destinations:
 
 
 def _movable(tensor: TensorProto) -> bool:
-    """True if the tensor may go to a data file. Short integer lists may not, since they may be shapes."""
+    """True if the tensor may be moved to a data file. Short integer lists may not, since they may be shapes."""
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING) or tensor.HasField("segment"):
         return False
     count = nbytes(tensor)
-    if count < _MIN_MOVED:
+    if count < _MIN_MOVED_BYTES:
         return False
-    if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= LARGEST_SHAPE:
+    if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= MAX_SHAPE_BYTES:
         return False
     return is_stub(tensor) or tensor.HasField("raw_data") or kind.bits >= 8
 
@@ -109,22 +110,22 @@ def save(
     """Write a model to a path, as documented in `Model.save`. `loaded_from`: the file of the model, if any."""
     name = external_data if isinstance(external_data, str) else ""
     if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
-        raise ModelError(f"{name!r} cannot name the weights of {path}; give the plain name of another file")
-    if name and "." not in name:  # "no" or "false" must not become a file
+        raise ModelError(f"{name!r} cannot name the weights of {path}; pass the name of another file, without a folder")
+    if name and "." not in name:  # "no" or "false" must not become a file name
         legal = "True, False, or the name of a file with its suffix, such as 'weights.data'"
         raise PolicyError(f"external_data={name!r} must be {legal}")
     try:
         check_target(path, overwrite)
-        kept: frozenset[str] = frozenset()  # files of tensors that are not read yet
+        kept: frozenset[str] = frozenset()  # files of tensors that have not been read
         if loaded_from is None or not replaces(path, loaded_from):
             kept = frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
             if not path.is_symlink() and os.path.realpath(path) in kept:
-                raise ModelError(f"cannot write {path}: the model still reads weights from it; name another")
+                raise ModelError(f"cannot write {path}: the model still reads weights from it; name another output")
         sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
             written = _write_scratch_files(proto, path, external_data, sources, progress, undo)
             with locked(path.parent):
-                check_target(path, overwrite)  # another process may have been faster
+                check_target(path, overwrite)  # another process may have written it
                 stale = [old for old in outdated(path, kept) if old not in written.values()]
                 for named in written.values():
                     if named.name == name and os.path.lexists(named):
@@ -142,14 +143,14 @@ def _write_scratch_files(
     progress: ByteProgress | None,
     undo: ExitStack,
 ) -> dict[Path, Path]:
-    """Write scratch files; return the final path of each, the model's last."""
+    """Write scratch files; return the final path of each, with the model last."""
     secret = secrets.token_hex(8)  # as long as the part of the hash that replaces it
     location = external_data if isinstance(external_data, str) else f"{path.stem}.{secret}.data"
     places = Destinations(sources, location if external_data else None)
     body = wire.pieces(proto, places) or [proto.SerializeToString(deterministic=True)]
-    if (size := wire.total(body)) > LARGEST_FILE:
-        way = "" if external_data else "; use external data"
-        raise ModelError(f"cannot write {path}: {size} bytes are more than protobuf can read{way}")
+    if (size := wire.total(body)) > MAX_FILE_BYTES:
+        remedy = "" if external_data else "; use external data"
+        raise ModelError(f"cannot write {path}: {size} bytes are more than protobuf can read{remedy}")
     done, total, names = 0, size + wire.total(places.data), dict[Path, Path]()
 
     def advance(chunk: bytes | memoryview) -> None:
@@ -179,7 +180,7 @@ def _write_scratch_files(
 def _commit(written: Mapping[Path, Path], stale: Iterable[Path], undo: ExitStack) -> None:
     """Rename the scratch files, and remove the data files of the replaced model.
 
-    Only one process at a time may run this: a data file that looks stale may have just been written by another one.
+    Only one process at a time may run this: another one may have just written a data file that looks stale.
     """
     for temporary, named in written.items():
         if not os.path.lexists(named):
@@ -198,11 +199,11 @@ def _commit(written: Mapping[Path, Path], stale: Iterable[Path], undo: ExitStack
 
 
 def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool) -> None:
-    """Remove the old model before its data file is replaced; ModelError if the data file must stay."""
+    """Remove the old model before its data file is replaced; ModelError if the data file must not be replaced."""
     refused = f"cannot write the weights of {path}: "
     if named.is_dir() or not overwrite or os.path.realpath(named) in kept:
-        way = "or another output" if overwrite else f"or replace it with {spelled('overwrite', True)}"
-        raise ModelError(f"{refused}{named} exists; name another file for the weights, {way}")
+        remedy = "or another output" if overwrite else f"or use {spelled('overwrite', True)}"
+        raise ModelError(f"{refused}{named} already exists; name another file for the weights, {remedy}")
     reader = next((other for other in models_beside(path) if named in data_files(other)), None)
     if reader is not None:
         raise ModelError(f"{refused}{reader} reads {named}; name another file for the weights")
@@ -210,7 +211,7 @@ def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool
 
 
 def _write(file: BinaryIO, pieces: list[wire.Piece], on_chunk: Callable[[bytes | memoryview], None]) -> None:
-    """Write pieces to a file and close it. `on_chunk`: called with each chunk once it is written."""
+    """Write pieces to a file and close it. `on_chunk`: called with each written chunk."""
     for piece in pieces:
         count = 0
         for chunk in (piece,) if isinstance(piece, bytes) else piece.chunks():
@@ -233,22 +234,22 @@ def _write(file: BinaryIO, pieces: list[wire.Piece], on_chunk: Callable[[bytes |
 def check_target(path: Path, overwrite: bool, *, loaded_from: Path | None = None) -> None:
     """Raise ModelError if no model can be written to `path`. `loaded_from`: a model with data files to keep."""
     if "\0" in str(path):
-        raise ModelError(f"cannot write {str(path)!r}: a name cannot contain a zero byte; name another")
+        raise ModelError(f"cannot write {str(path)!r}: a name cannot contain a zero byte; name another output")
     if path.suffix.lower() in TEXT:
-        raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
+        raise ModelError(f"cannot write {path}: only the binary format can be written; use the suffix .onnx")
     check_place(path, ModelError)
     open_file = path.is_symlink() and str(path.readlink()).startswith("/proc/")  # of a process, such as /dev/stdout
     if (path.exists() and not path.is_file()) or open_file:
-        raise ModelError(f"cannot write {path}: it is not a regular file; name another")
+        raise ModelError(f"cannot write {path}: it is not a regular file; name another output")
     if not overwrite and (path.exists() or path.is_symlink()):
-        raise ModelError(f"{path} exists; name another output, or replace it with {spelled('overwrite', True)}")
+        raise ModelError(f"{path} already exists; name another output, or use {spelled('overwrite', True)}")
     try:
         path.name.encode()
     except UnicodeEncodeError as cause:
-        raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
+        raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another output") from cause
     if loaded_from is not None and any(replaces(path, data) for data in data_files(loaded_from)):
-        read = f"it holds the weights of {loaded_from}, which is being read"
-        raise ModelError(f"cannot write {path}: {read}; name another")
+        reason = f"it contains the weights of {loaded_from}, which is being read"
+        raise ModelError(f"cannot write {path}: {reason}; name another output")
 
 
 def replaces(path: Path, file: Path) -> bool:
@@ -257,19 +258,19 @@ def replaces(path: Path, file: Path) -> bool:
 
 
 def outdated(path: Path, kept: Collection[str]) -> list[Path]:
-    """Return the data files left unused once the model at `path` is replaced.
+    """Return the data files that become unused when the model at `path` is replaced.
 
-    They were written by `save`, no other link to the model or model in the folder refers to them, and `kept` does not
-    contain them.
+    These are files written by `save` and missing from `kept`, if no other model in the folder and no other link to the
+    model refers to them.
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
     written = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
-    own = [file for file in data_files(path) if written.fullmatch(file.name) and os.path.realpath(file) not in kept]
-    if not own:
+    unused = [file for file in data_files(path) if written.fullmatch(file.name) and os.path.realpath(file) not in kept]
+    if not unused:
         return []
     shared = {file for other in models_beside(path) for file in data_files(other)}
-    return [file for file in own if file not in shared]
+    return [file for file in unused if file not in shared]
 
 
 def models_beside(path: Path) -> list[Path]:
@@ -297,7 +298,7 @@ def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:
     """Return the data files of a model opened from `path`; none if it is not a model."""
     names: set[str] = set()
     try:
-        light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))
+        light = wire.lightened(file, size, MAX_SHAPE_BYTES, lambda *_: True, str(path))
         if b"location" not in light:
             return []
         proto = ModelProto.FromString(light)

@@ -1,11 +1,10 @@
-"""The bytes of tensors: their place, and reading them in chunks.
+"""The bytes of tensors: their location, and reading them in chunks.
 
-A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data has the absolute
-path, the offset, the length, and the *stamp* of the file. For a tensor of a program in memory, the stub has no path,
-and its stamp is the tensor's key in `PROGRAM_TENSORS`. If the bytes have another element type than `data_type`, the
-stub has a *pending cast*. It may also have a *pending scale*, a power of two. Both are applied on reading, the scale
-first. All of this is inside the TensorProto, so a stub can be copied, renamed and moved between models like any other
-tensor.
+A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data contains the absolute
+path, the offset, the length, and the *stamp* of the file. A stub for a tensor of a program in memory has no path, and
+its stamp is the tensor's key in `PROGRAM_TENSORS`. If the element type of the bytes is not `data_type`, the stub has a
+*pending cast*. It may also have a *pending scale*, a power of two. Both are applied on reading, the scale first. All of
+this is in the TensorProto, so a stub can be copied, renamed and moved between models like any other tensor.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.casting import Array, cast, scaled
 from amp_rewrite.files.disk import open_regular
 
-CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
+CHUNK = 1 << 18  # elements; a chunk of this size stays in the processor's cache
 
-_VALUES = ("raw", "float", "double", "int32", "int64", "uint64", "string", "external")  # fields that end in _data
+_VALUE_FIELDS = ("raw", "float", "double", "int32", "int64", "uint64", "string", "external")  # without "_data"
 _DTYPE, _STAMP, _EXPONENT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.exponent"
 _CHANGED = "{} has changed since the model was loaded from it; load it again"
-_COPIED = 1 << 20  # bytes copied at a time
+_COPY_BYTES = 1 << 20  # bytes copied at a time
 
 
 class ProgramTensor:
-    """A tensor of onnx_ir. It may share its memory with torch or compute its values on demand.
+    """A tensor of onnx_ir, which may share its memory with torch or compute its values on demand.
 
     It lives as long as a `Model` has a stub of it, and its values must not change during that time. `key` cannot
     collide with the stamp of a file.
@@ -57,9 +56,9 @@ class ProgramTensor:
             while isinstance(raw, onnx_ir.LazyTensor):
                 raw = raw.raw()  # numpy() might cache the values
             values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
-        except Exception as cause:  # from the library behind the tensor or from the user's code
-            words = one_line(cause)
-            raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
+        except Exception as cause:  # from the tensor's library or the user's code
+            why = one_line(cause)
+            raise ModelError(f"{where} cannot be read: {why}; set its values, or export the program again") from cause
         needed = self.dtype.nbytes(self.elements)
         if values.nbytes != needed:
             raise ModelError(
@@ -69,15 +68,15 @@ class ProgramTensor:
 
 
 PROGRAM_TENSORS: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
-"""The tensors of programs by key, as long as a Model refers to them."""
+"""Tensors of programs by key, kept as long as a Model refers to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Location and stored type of a stub's bytes.
 
-    `stamp`: identifies the state of the file, or, without a path, the program's `tensor`. `exponent`: the stored
-    values are to be multiplied by 2⁻ᵉ.
+    `stamp` identifies the state of the file or, without a path, the program's `tensor`. `exponent`: multiply the stored
+    values by 2⁻ᵉ.
     """
 
     path: str
@@ -94,7 +93,7 @@ class Source:
 
 
 def stamp(status: os.stat_result) -> str:
-    """Return an identifier for the state of a file; a replaced or modified file has another."""
+    """Return an identifier for the state of a file, which changes if the file is modified or replaced."""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
@@ -122,7 +121,7 @@ def source(tensor: onnx.TensorProto) -> Source:
 
 
 def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
-    """Turn the tensor into a stub for this source, dropping its own values."""
+    """Turn the tensor into a stub for this source, and drop its values."""
     drop_values(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entries = {"location": source.path, "offset": str(source.offset), "length": str(source.length)}
@@ -134,7 +133,7 @@ def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
 
 
 def is_pending(tensor: onnx.TensorProto) -> bool:
-    """True for a stub with a pending cast or scale: its bytes are not its values."""
+    """True for a stub with a pending cast or scale, whose bytes are not its values."""
     if not is_stub(tensor):
         return False
     place = source(tensor)
@@ -142,7 +141,7 @@ def is_pending(tensor: onnx.TensorProto) -> bool:
 
 
 def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Return a copy of the tensor without its values and their location."""
+    """Return a copy of the tensor without its values or their location."""
     copy = onnx.TensorProto()
     if is_stub(tensor):
         copy.CopyFrom(tensor)
@@ -158,7 +157,7 @@ def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def drop_values(tensor: onnx.TensorProto) -> None:
-    for name in _VALUES:
+    for name in _VALUE_FIELDS:
         tensor.ClearField(f"{name}_data")
     tensor.ClearField("data_location")
 
@@ -166,24 +165,22 @@ def drop_values(tensor: onnx.TensorProto) -> None:
 def dtype(tensor: onnx.TensorProto) -> DType:
     kind = DType.of(tensor.data_type)
     if kind is None:
-        raise ModelError(
-            f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}; try a newer amp-rewrite"
-        )
+        raise ModelError(f"tensor {tensor.name!r} has the unknown element type {tensor.data_type}; upgrade amp-rewrite")
     return kind
 
 
 MAX_ELEMENTS = 1 << 60
-"""Most elements of a tensor or a shape, so that sizes fit into 64 bits and into floats."""
+"""Maximum number of elements of a tensor or a shape, so that sizes fit into 64 bits and into floats."""
 
 
 def elements(tensor: onnx.TensorProto) -> int:
     """Return the number of elements from the tensor's dims. ModelError for negative or impossibly large dims."""
     dims = tensor.dims[:]  # a list, read once
     if dims and min(dims) < 0:
-        raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export it again")
+        raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export the model again")
     count: int = math.prod(dims)
     if count > MAX_ELEMENTS:
-        raise ModelError(f"tensor {tensor.name!r} has dims for more elements than any file can hold; export it again")
+        raise ModelError(f"tensor {tensor.name!r} has more elements than fit into a file; export the model again")
     return count
 
 
@@ -199,11 +196,11 @@ def nbytes(tensor: onnx.TensorProto) -> int:
 
 
 class Sources:
-    """A reader of stubs, with the last file kept open and the last program tensor's values kept in memory.
+    """A reader of stubs that keeps the last file open and the values of the last program tensor in memory.
 
-    Files are opened without following links, and only if they have not changed since the model was loaded. Bytes read
-    are valid if the file has not changed when it is closed: `confirm` checks that, also when the context ends without
-    an error.
+    Files are opened without following links, and only if they have not changed since the model was loaded. The bytes
+    read are valid if the file has still not changed when it is closed. `confirm` checks this, as does leaving the
+    context without an error.
     """
 
     def __init__(self) -> None:
@@ -222,7 +219,7 @@ class Sources:
                 self._open[2].close()
 
     def confirm(self) -> None:
-        """Raise ModelError if the open file has changed since the model was loaded; bytes read may be inconsistent."""
+        """Raise ModelError if the open file has changed since the model was loaded: its bytes may be inconsistent."""
         if self._open is not None:
             path, state, file = self._open
             status = os.fstat(file.fileno())
@@ -232,12 +229,12 @@ class Sources:
                 raise ModelError(_CHANGED.format(path))
 
     def read(self, source: Source, at: int, count: int) -> Array:
-        """Return a copy of `count` bytes of a source, from byte `at` on."""
+        """Return a copy of `count` bytes of a source, starting at byte `at`."""
         if source.in_memory:
             if source.tensor is None:
                 raise ModelError("the program with the weights was deleted; keep the Model loaded from it")
             if self._values is None or self._values[0] is not source.tensor:
-                self._values = None  # free its memory before the next one is read
+                self._values = None  # frees the memory before the next tensor is read
                 self._values = source.tensor, source.tensor.values()
             return self._values[1][at : at + count].copy()
         out: Array = np.empty(count, np.uint8)
@@ -262,9 +259,9 @@ class Sources:
 
 
 def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[Array]:
-    """Yield the tensor's values in order, as flat arrays of at most `count`, after the pending cast.
+    """Yield the tensor's values in order, as flat arrays of at most `count` elements, after the pending cast.
 
-    The arrays of a stub may be overwritten.
+    The caller may overwrite the arrays of a stub.
     """
     place = source(tensor) if is_stub(tensor) else None
     if place is None or place.dtype.bits < 8:
@@ -300,7 +297,7 @@ def in_memory(tensor: onnx.TensorProto) -> Array:
     try:
         values: Array = to_array(tensor)
     except (ValueError, TypeError, KeyError) as cause:
-        raise ModelError(f"tensor {tensor.name!r} cannot be read: {cause}; export it again") from cause
+        raise ModelError(f"tensor {tensor.name!r} cannot be read: {cause}; export the model again") from cause
     return values
 
 
@@ -313,12 +310,12 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
         yield from (chunk.view(np.uint8).data for chunk in chunks(tensor, CHUNK, sources))
         return
     place = source(tensor)
-    for at in range(0, place.length, _COPIED):
-        yield sources.read(place, at, min(_COPIED, place.length - at)).data
+    for at in range(0, place.length, _COPY_BYTES):
+        yield sources.read(place, at, min(_COPY_BYTES, place.length - at)).data
 
 
 def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto:
-    """Return the tensor of a stub with its values in memory."""
+    """Return the tensor of a stub, with its values in memory."""
     out = without_values(tensor)
     out.raw_data = b"".join(map(bytes, payload(tensor, sources)))
     return out

@@ -1,7 +1,7 @@
-"""The protobuf wire format of ONNX files, to read a model without its weights and to write one around them.
+"""The protobuf wire format of ONNX files, for reading a model without its weights and streaming them on writing.
 
-The encoding is described at https://protobuf.dev/programming-guides/encoding. Reading costs O(fields of messages with
-heavy tensors), not O(bytes): everything else is skipped by its length.
+The encoding is described at https://protobuf.dev/programming-guides/encoding. Reading takes O(fields of messages with
+heavy tensors), not O(bytes): all other messages are skipped by their length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NotOnnxError(ModelError):
     """A file is not an ONNX model, or is truncated."""
 
 
-# The fields that lead to tensors. Sparse tensors are listed apart, since their parts are always in memory.
+# The fields that lead to tensors. Sparse tensors are listed separately, since their parts are always in memory.
 DENSE: dict[type[Message], tuple[str, ...]] = {
     onnx.ModelProto: ("graph", "training_info", "functions"),
     onnx.TrainingInfoProto: ("initialization", "algorithm"),
@@ -45,14 +45,14 @@ _PLAIN_ATTRIBUTES = frozenset(
     onnx.AttributeProto.AttributeType.Value(name)
     for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS", "TYPE_PROTO", "TYPE_PROTOS")
 )
-_WINDOW = 1 << 13
-_LONGEST_HEAD = 20  # a tag and a length, at most ten bytes each
-_DEEPEST = 100  # protobuf's own parser stops at this depth too
+_BUFFER_BYTES = 1 << 13
+_MAX_HEAD_BYTES = 20  # a tag and a length, at most ten bytes each
+_MAX_DEPTH = 100  # the limit of protobuf's own parser
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedPiece:
-    """A tensor's values as a piece of a file, `nbytes` long and produced while it is written."""
+    """A tensor's values as a piece of a file, `nbytes` long and produced on writing."""
 
     nbytes: int
     chunks: Callable[[], Iterable[bytes | memoryview]]
@@ -63,7 +63,7 @@ Piece = bytes | StreamedPiece
 
 
 def total(pieces: list[Piece]) -> int:
-    """Return the number of bytes of the pieces once they are written."""
+    """Return the number of bytes that the pieces take in a file."""
     return sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
 
 
@@ -105,7 +105,7 @@ def _children(message: Message, name: str) -> Sequence[Any]:
 
 
 def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] | None]) -> list[Piece] | None:
-    """Return the wire format of a message, in field order, with its tensors replaced; None if no tensor is.
+    """Return the wire format of a message, in field order, with tensors replaced; None if no tensor is replaced.
 
     `replace` returns the body of a tensor, or None to keep it. The message is neither changed nor copied, except for
     fields without tensors.
@@ -114,7 +114,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
         return replace(message)
     replaced: dict[str, dict[int, list[Piece]]] = {}
     for name in DENSE.get(type(message), ()):
-        for at, child in enumerate(_children(message, name)):  # most nodes have no tensors
+        for at, child in enumerate(_children(message, name)):  # few nodes have tensors
             if not (name == "node" and _plain(child)) and (body := pieces(child, replace)) is not None:
                 replaced.setdefault(name, {})[at] = body
     if not replaced:
@@ -142,7 +142,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
 
 
 def _plain(node: onnx.NodeProto) -> bool:
-    # This runs for every node. A slice halves the time of the loop, a generator doubles it.
+    # This runs for every node. A slice halves the time of the loop; a generator doubles it.
     for a in node.attribute[:]:  # noqa: SIM110
         if a.type not in _PLAIN_ATTRIBUTES:
             return False
@@ -154,9 +154,9 @@ def lightened(
 ) -> bytes:
     """Return the bytes of the ModelProto in `file`, with tensors of more than `threshold` raw bytes as stubs.
 
-    `stub(tensor, offset, length)` receives such a tensor without its bytes, which are in the file at `offset`. It
-    turns the tensor into a stub, or returns False to have its bytes read. ModelError for a file that is not a protobuf
-    message or is truncated; `source` is its name in the error.
+    `stub(tensor, offset, length)` receives each of these tensors without its bytes, which are at `offset` in the file.
+    It turns the tensor into a stub, or returns False to have the bytes read. ModelError for a file that is truncated or
+    not a protobuf message; `source` is its name in the message.
     """
     walk = _WireWalk(file, size, threshold, stub, source)
     light = walk.message(0, size, onnx.ModelProto, 0)
@@ -189,9 +189,9 @@ class _WireWalk:
         )
 
     def message(self, start: int, stop: int, kind: type[Message], depth: int) -> bytes | None:
-        """Return the message with stubs in place of heavy tensors; None if it has none."""
-        if depth > _DEEPEST:
-            raise self.bad(start, f"messages are nested deeper than {_DEEPEST}")
+        """Return the message with stubs in place of heavy tensors; None if there are none."""
+        if depth > _MAX_DEPTH:
+            raise self.bad(start, f"messages are nested deeper than {_MAX_DEPTH}")
         if kind is onnx.TensorProto:
             return self.tensor(start, stop)
         nested = _NESTED[kind]
@@ -213,7 +213,7 @@ class _WireWalk:
         return b"".join([*out, self.read(written, stop)])
 
     def tensor(self, start: int, stop: int) -> bytes | None:
-        """Return the TensorProto as a stub; None if its bytes are to be read."""
+        """Return the TensorProto as a stub; None if its bytes must be read."""
         rest: list[tuple[int, int]] = []
         raw: tuple[int, int] | None = None
         for number, wire, at, begin, end in _fields(self, start, stop):
@@ -222,7 +222,7 @@ class _WireWalk:
             elif wire != 2:
                 raise self.bad(at, f"field raw_data of TensorProto has wire type {wire}")
             else:
-                raw = begin, end  # if the field is repeated, the last one counts
+                raw = begin, end  # the last occurrence of a field counts
         if raw is None or raw[1] - raw[0] <= self.threshold:
             return None
         tensor = onnx.TensorProto()
@@ -239,8 +239,8 @@ def _fields(walk: _WireWalk, start: int, stop: int) -> Iterator[tuple[int, int, 
     """Yield (number, wire type, start, start of value, end) for each field between `start` and `stop`."""
     at = start
     while at < stop:
-        if at < walk.start or at + _LONGEST_HEAD > walk.start + len(walk.buffer):
-            walk.start, walk.buffer = at, walk.read(at, min(at + _WINDOW, walk.size))
+        if at < walk.start or at + _MAX_HEAD_BYTES > walk.start + len(walk.buffer):
+            walk.start, walk.buffer = at, walk.read(at, min(at + _BUFFER_BYTES, walk.size))
         buffer, index = walk.buffer, at - walk.start
         tag = buffer[index]
         if tag < 0x80:

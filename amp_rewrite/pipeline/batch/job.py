@@ -19,7 +19,7 @@ from pathlib import Path
 from amp_rewrite.errors import AmpRewriteError, Finding, ModelError, ReportError, one_line, option_spelling, spelled
 from amp_rewrite.files.disk import check_place, make_folder, name_of, open_regular, url_of, write_whole
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.store import LARGEST_INLINE
+from amp_rewrite.files.store import MAX_INLINE_BYTES
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.convert import convert_by, feed_of
 from amp_rewrite.reports.evidence import FAILED as WRONG
@@ -197,7 +197,7 @@ def _check_own(target: Path, earlier: Outcome | None) -> None:
         with suppress(ModelError):
             own = bool(Model.load(target).recorded("version"))
     if not own:
-        way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+        way = f"name another folder, or use {spelled('overwrite', True)}"
         raise ModelError(f"{target} exists, and no earlier run wrote it; {way}")
 
 
@@ -250,7 +250,7 @@ def _convert(job: Job, outcome: Outcome) -> Outcome:
             _check_own(path, old)
         result, external = converted.result, job.settings.request.external_data
         if external is None:
-            external = result.nbytes > LARGEST_INLINE
+            external = result.nbytes > MAX_INLINE_BYTES
         weights = f"{job.target.name}_data"  # as in optimum and transformers.js
         result.save(path, overwrite=True, external_data=external and weights)
     return replace(outcome, made=_states(target))
@@ -279,8 +279,8 @@ class Summary:
             raise ReportError(f"{fact}; name a .jsonl file")
         check_place(self.path, ReportError)
         if os.path.lexists(self.path) and not (overwrite or resume):
-            way = f"continue it with {spelled('resume', True)}, or replace it with {spelled('overwrite', True)}"
-            raise ReportError(f"{self.path} exists; {way}")
+            way = f"continue with {spelled('resume', True)}, or use {spelled('overwrite', True)}"
+            raise ReportError(f"{self.path} already exists; {way}")
 
     def read(self) -> Mapping[str, Outcome]:
         """Return the last outcome of each source; an empty mapping if there is no file.

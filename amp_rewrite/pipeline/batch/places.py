@@ -135,7 +135,7 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
         if resume and existing == size_of(source):
             return
         if existing is not None and not overwrite:
-            way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+            way = f"name another folder, or use {spelled('overwrite', True)}"
             raise ModelError(f"{name_of(target)} exists and differs from {name_of(source)}; {way}")
         with staged(source, target, ()) as (local, path):
             make_folder(path)

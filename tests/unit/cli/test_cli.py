@@ -111,7 +111,7 @@ def test_the_output_is_named_after_the_type_and_replaced_only_on_request(model: 
 
     done = run(model)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "error: net.float16.onnx exists; name another output, or replace it with --overwrite\n"
+    assert done.stderr == "error: net.float16.onnx already exists; name another output, or use --overwrite\n"
 
     assert run(model, "--overwrite", "-q").exit_code == 0
     assert Path("net.float16.onnx").read_bytes() == first
@@ -150,7 +150,7 @@ def test_the_data_of_the_input_is_never_replaced(model: str, command: str) -> No
 
     done = run(command, model, "-o", "shared.bin", "--overwrite")
 
-    error = f"cannot write shared.bin: it holds the weights of {model}, which is being read; name another"
+    error = f"cannot write shared.bin: it contains the weights of {model}, which is being read; name another output"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {error}\n")
     assert Path("shared.bin").read_bytes() == before
 

@@ -255,7 +255,7 @@ def test_ranges_are_saved_beside_the_model_by_default_and_printed_as_a_table() -
     Path("net.onnx").rename("sub/net.onnx")
     words = ("calibrate", "sub/net.onnx", "--data", "net.npz")
     assert outcome(*words) == (0, SHOWN, "wrote sub/net.ranges.json\n")
-    exists = "error: sub/net.ranges.json exists; name another output, or replace it with --overwrite\n"
+    exists = "error: sub/net.ranges.json already exists; name another output, or use --overwrite\n"
     assert outcome(*words) == (2, "", exists)
     assert run(*words, "--overwrite").exit_code == 0
 

@@ -183,12 +183,10 @@ MISTAKES = {
     ),
     "net.onnx -o net.onnx/out.onnx": "cannot create the folder net.onnx: File exists; name another output",
     "emulate net.onnx -o net.onnx/out.onnx": "cannot create the folder net.onnx: File exists; name another output",
-    "emulate net.onnx -o net.onnx": "net.onnx exists; name another output, or replace it with --overwrite",
-    "calibrate net.onnx --data none.npz -o d.npz": (
-        "d.npz exists; name another output, or replace it with --overwrite"
-    ),
-    "convert net.onnx --report old.html": ("old.html exists; name another report, or replace it with --overwrite"),
-    "report net.onnx -o old.html": "old.html exists; name another report, or replace it with --overwrite",
+    "emulate net.onnx -o net.onnx": "net.onnx already exists; name another output, or use --overwrite",
+    "calibrate net.onnx --data none.npz -o d.npz": ("d.npz already exists; name another output, or use --overwrite"),
+    "convert net.onnx --report old.html": ("old.html already exists; name another report, or use --overwrite"),
+    "report net.onnx -o old.html": "old.html already exists; name another report, or use --overwrite",
     "report net.onnx -o net.onnx": f"cannot write a report to net.onnx: {SUFFIX}",
     "net.json -o out.json --report net.onnx": f"cannot write a report to net.onnx: {SUFFIX}",
     "net.json -o out.json --report net.json": (

@@ -81,7 +81,7 @@ def test_a_saved_file_loads_and_is_replaced_only_on_request(tmp_path: Path) -> N
     assert Ranges.load(path) == RANGES
     with pytest.raises(EvidenceError) as error:
         RANGES.save(path)
-    assert str(error.value) == f"{path} exists; name another output, or replace it with overwrite=True"
+    assert str(error.value) == f"{path} already exists; name another output, or use overwrite=True"
     os.link(path, tmp_path / "old.json")
     replace(RANGES, batches=3).save(path, overwrite=True)
     assert (Ranges.load(path).batches, Ranges.load(tmp_path / "old.json").batches) == (3, 2)  # replaced, not rewritten

@@ -23,8 +23,8 @@ def refusal(path: Path) -> str:
 @pytest.mark.parametrize(
     ("content", "words", "remedy"),
     [
-        (len(HEADER).to_bytes(8, "little") + HEADER + bytes(4), "holds weights (safetensors)", "torch.onnx.export("),
-        (b"GGUF" + bytes(20), "holds weights (GGUF)", "optimum-cli export onnx --model"),
+        (len(HEADER).to_bytes(8, "little") + HEADER + bytes(4), "contains weights (safetensors)", "torch.onnx.export("),
+        (b"GGUF" + bytes(20), "contains weights (GGUF)", "optimum-cli export onnx --model"),
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "is a PyTorch file", TORCH),
         (b"\x1c\0\0\0TFL3" + bytes(20), "is a TensorFlow Lite model", "tf2onnx.convert --output model.onnx --tflite"),
         (b"\x89HDF\r\n\x1a\n" + bytes(20), "is a Keras model", '.export("model.onnx", format="onnx")'),
@@ -66,7 +66,7 @@ def test_archives_are_recognized_by_their_first_member(tmp_path: Path, first: st
     [
         *((suffix, "is a PyTorch file") for suffix in (".pt", ".pth", ".pt2")),
         *((suffix, "is a Keras") for suffix in (".keras", ".h5", ".hdf5")),
-        (".safetensors", "holds weights (safetensors)"),
+        (".safetensors", "contains weights (safetensors)"),
         (".pb", "is a frozen"),
     ],
 )

@@ -116,7 +116,7 @@ MENDED: Sequence[tuple[str, ModelProto]] = (
         "appears twice, with the same values",
         model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
     ),
-    ("value_info contradicts the graph's declaration", model(lambda m: declare(m, "x", 5, 16))),
+    ("value_info contradicts the declaration of the input", model(lambda m: declare(m, "x", 5, 16))),
     ("not in topological order", model(lambda m: m.graph.node.reverse())),
     ("bodies repeat initializers", model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES)),
     ("the last entry is kept", model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"])),

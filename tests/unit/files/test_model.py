@@ -155,16 +155,16 @@ def test_a_file_in_the_folder_is_read_from_its_offset(folder, location):
 @pytest.mark.parametrize(
     ("location", "fact"),
     [
-        ("/etc/hostname", "outside the model's folder; move the file there"),
-        ("../outside.bin", "outside the model's folder; move the file there"),
-        ("..\\outside.bin", "outside the model's folder; move the file there"),
-        ("C:\\w.bin", "outside the model's folder; move the file there"),
-        ("link", "out of the model's folder"),
+        ("/etc/hostname", "which is outside the model's folder; move the file into the folder"),
+        ("../outside.bin", "which is outside the model's folder; move the file into the folder"),
+        ("..\\outside.bin", "which is outside the model's folder; move the file into the folder"),
+        ("C:\\w.bin", "which is outside the model's folder; move the file into the folder"),
+        ("link", "links to a file outside the model's folder"),
         ("pipe", "is not a regular file"),
         ("folder", "is not a regular file"),
         ("missing.bin", "No such file or directory"),
-        ("", "does not name a file"),
-        ("w\0bin", "does not name a file"),
+        ("", "is not a file name"),
+        ("w\0bin", "is not a file name"),
     ],
 )
 def test_a_location_outside_the_folder_or_without_a_file_is_refused(folder, location, fact):
@@ -180,7 +180,7 @@ def test_a_location_outside_the_folder_or_without_a_file_is_refused(folder, loca
         ((8000,), {"offset": -4}, "has the offset '-4', which is not a byte count"),
         ((8000,), {"length": "9" * 5000}, "has the length"),
         ((-8000,), {}, "has negative dims"),
-        ((1 << 62, 1 << 62), {}, "more elements than any file can hold"),
+        ((1 << 62, 1 << 62), {}, "more elements than fit into a file"),
     ],
 )
 def test_external_bytes_of_the_wrong_size_are_refused(folder, dims, entries, fact):

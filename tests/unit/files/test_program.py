@@ -120,7 +120,7 @@ def test_a_tensor_without_values_is_named():
 def test_a_lazy_tensor_of_another_size_or_that_fails_is_refused():
     with pytest.raises(ModelError, match="tensor 'w' of the program has 16 bytes, but its shape and type need 16640"):
         convert(program(lazy(lambda: ir.Tensor(np.ones(4, np.float32)))))
-    with pytest.raises(ModelError, match="tensor 'w' of the program cannot be read: 'x'; give it values"):
+    with pytest.raises(ModelError, match="tensor 'w' of the program cannot be read: 'x'; set its values"):
         convert(program(lazy(lambda: {}["x"])))
 
 

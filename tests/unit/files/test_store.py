@@ -121,7 +121,7 @@ def test_external_data_is_the_default_from_a_size_on(tmp_path, inline, monkeypat
     found = Model.load(inline)
     found.save(tmp_path / "small.onnx")
     assert not list(tmp_path.glob("*.data"))
-    monkeypatch.setattr(store, "LARGEST_INLINE", found.nbytes - 1)
+    monkeypatch.setattr(store, "MAX_INLINE_BYTES", found.nbytes - 1)
     found.save(tmp_path / "large.onnx")
     assert data_file(tmp_path / "large.onnx")
     for overwrite in (np.True_, np.False_):
@@ -133,7 +133,7 @@ def test_external_data_is_the_default_from_a_size_on(tmp_path, inline, monkeypat
 def test_an_existing_output_is_replaced_only_on_request(tmp_path, inline):
     found = Model.load(inline)
     before = files(tmp_path)
-    with pytest.raises(ModelError, match="exists; name another output, or replace it with overwrite=True"):
+    with pytest.raises(ModelError, match="already exists; name another output, or use overwrite=True"):
         found.save(inline)
     (tmp_path / "dangling").symlink_to("nothing")
     with pytest.raises(ModelError, match="exists"):

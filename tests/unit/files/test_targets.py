@@ -63,10 +63,12 @@ def test_data_read_only_by_the_replaced_model_is_outdated(tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", [".onnxtxt", ".PBTXT", ".json"])
 def test_models_as_text_are_refused_with_a_remedy(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"m{suffix}"
-    with pytest.raises(ModelError, match="only the binary format is written"):
+    with pytest.raises(ModelError, match="only the binary format can be written"):
         check_target(path, overwrite=False)
     path.write_text("text")
-    with pytest.raises(ModelError, match=r"it is text: if it holds a model, in Python, onnx\.save\(onnx\.load\("):
+    with pytest.raises(
+        ModelError, match=r"it is a text file: if it contains a model, in Python, onnx\.save\(onnx\.load\("
+    ):
         Model.load(path)
 
 
@@ -112,9 +114,9 @@ def calling(calls: Mapping[str, str], *, branch: bool = False) -> onnx.ModelProt
 def test_functions_are_inlined_within_limits(
     calls: Mapping[str, str], refusal: str, branch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_DEEPEST_CALLS", 3)
-    monkeypatch.setattr(loading, "_LARGEST", 30)
-    monkeypatch.setattr(loading, "_GROWTH", 2)
+    monkeypatch.setattr(loading, "_MAX_CALL_DEPTH", 3)
+    monkeypatch.setattr(loading, "_MAX_NODES", 30)
+    monkeypatch.setattr(loading, "_MAX_GROWTH", 2)
     proto = calling(calls, branch=branch)
     if not refusal:
         check_expansion(proto, "m")

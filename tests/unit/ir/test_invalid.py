@@ -43,7 +43,7 @@ SAID = {
     "but they are seq(string) and float32; correct it, or export the model again",
     "a reference outside a function": "node 'Softmax_1' (Softmax) takes 'axis' from an attribute of a "
     "function, but is not in a function; give its value",
-    "an unknown element type": "tensor 'w' has the unknown element type 99; try a newer amp-rewrite",
+    "an unknown element type": "tensor 'w' has the unknown element type 99; upgrade amp-rewrite",
     "no element type": "initializer 'w' has no element type; export the model again",
 }
 

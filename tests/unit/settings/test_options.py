@@ -118,7 +118,7 @@ def test_the_environment_sets_level_and_lists() -> None:
         ("data = 1\n", "data=1 must be a string or a path, not int"),
         ("to = \n", "not valid TOML: Invalid value (at line 1, column 6); correct it (strings need quotes)"),
         ("a = " + "[" * 9999, "not valid TOML: maximum recursion depth exceeded"),
-        ("# " + "x" * (1 << 16), "larger than 64 KiB, so it is not a TOML file; name another"),
+        ("# " + "x" * (1 << 16), "it is larger than 64 KiB, so it is not a TOML file; name another file"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_a_remedy(tmp_path: Path, text: str, message: str) -> None:

@@ -110,7 +110,10 @@ def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(fol
     discards = "overwriting it discards the model that the step was made from; name another output, or add --overwrite"
     for name, message in (
         ("net.onnx", f"net.onnx is the input: {discards} to this command"),
-        ("net.data", "cannot write net.data: it holds the weights of net.onnx, which is being read; name another"),
+        (
+            "net.data",
+            "cannot write net.data: it contains the weights of net.onnx, which is being read; name another output",
+        ),
     ):
         refused = run(*words, name)
         assert (refused.exit_code, refused.stderr) == (2, f"error: {message}\n")

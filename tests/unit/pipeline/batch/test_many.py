@@ -110,7 +110,7 @@ def test_a_failing_model_does_not_stop_the_others(src: Path, out: Path) -> None:
     outcomes = {os.path.relpath(o.source, src): o for o in done(src, out=out)}
     failed = {name for name, o in outcomes.items() if o.rc == 2}
     assert failed == {"decoder/model.onnx", "out_of_folder.onnx", "gone.onnx"}
-    assert "out of the model's folder" in outcomes["out_of_folder.onnx"].error
+    assert "links to a file outside the model's folder" in outcomes["out_of_folder.onnx"].error
     assert "\n" not in "".join(o.error for o in outcomes.values())
     assert left(out) == ["config.json", "decoder/plain.onnx", "decoder/vocab.txt", "model.onnx"]
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_a_summary_is_refused(src: Path, out: Path, tmp_path:
 
 def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").write_text("mine")
-    with pytest.raises(ReportError, match="exists; continue it with resume=True"):
+    with pytest.raises(ReportError, match="already exists; continue with resume=True"):
         convert_many(src, out=out, summary=tmp_path / "s.jsonl")
     with pytest.raises(ReportError, match=r"name a \.jsonl file"):
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
