@@ -24,7 +24,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
 from amp_rewrite.train.arguments import checked_arguments
 from amp_rewrite.train.interchange.torch_module import from_torch
-from amp_rewrite.train.objective.parameters import KEY
+from amp_rewrite.train.objective.parameters import MODULE_KEY
 
 if TYPE_CHECKING:
     import keras
@@ -144,7 +144,7 @@ def _exported(model: Any) -> Model:
         }
     with _layers_as_ops(torch):
         exported = from_torch(Stateless(), example, outputs=outputs, dynamic=dynamic, dropout=True)
-    entry = next(p for p in exported.proto.metadata_props if p.key == KEY)
+    entry = next(p for p in exported.proto.metadata_props if p.key == MODULE_KEY)
     declared = json.loads(entry.value)
     entry.value = json.dumps({path: declared[path] for path in weights if path in declared})
     exported.proto.graph.name = model.name

@@ -23,11 +23,11 @@ from amp_rewrite.train.keras.variables import Variable, differentiable, variable
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
 from amp_rewrite.train.objective.parameters import TRAINED, parameter_rows
-from amp_rewrite.train.step.assembly import ModelOptions, Subject, batch_of, statistics_of
-from amp_rewrite.train.step.batches import Predictions, Scores, inputs_of
+from amp_rewrite.train.step.assembly import ModelOptions, TrainingSource, batch_inputs, statistics_names
+from amp_rewrite.train.step.batches import Predictions, Scores, checked_inputs
 from amp_rewrite.train.step.fitting import FitOptions, History, Progress, Rate
 from amp_rewrite.train.step.model_loss import ModelLoss, Weights, WithWeights
-from amp_rewrite.train.step.step import step_of
+from amp_rewrite.train.step.step import build_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import parse_optimizer
@@ -58,11 +58,11 @@ class Network(WithWeights):
     """
 
     def __init__(self, model: object, **options: Unpack[ModelOptions]) -> None:
-        self._subject = Subject.of(model, options, policies.policy_of_sessions)
+        self._source = TrainingSource.of(model, options, policies.policy_of_sessions)
         self._losses: dict[str, ModelLoss] = {}
         self._compiled: Trainer | None = None
-        self.inputs = batch_of(self._subject.source)
-        self.outputs = tuple(v.name for v in self._subject.source.proto.graph.output)
+        self.inputs = batch_inputs(self._source.model)
+        self.outputs = tuple(v.name for v in self._source.model.proto.graph.output)
 
     # -- weights -----------------------------------------------------------------------------------------
 
@@ -74,31 +74,31 @@ class Network(WithWeights):
     @cached_property
     def _weights(self) -> Weights:  # type: ignore[override]
         """The weights, with a variable for each parameter behind an output."""
-        weights, source = Weights(self._subject), self._subject.source
-        view = View.of(inlined(source))
+        weights, model = Weights(self._source), self._source.model
+        view = View.of(inlined(model))
         for output in self.outputs:
-            for row in parameter_rows(view, output, self._subject.choice, minimum=0):
+            for row in parameter_rows(view, output, self._source.globs, minimum=0):
                 if row.role == TRAINED:
-                    weights.variables.setdefault(row.name, Variable(source.array(self._tensors[row.name]), row.name))
-        if self._subject.training_mode:
-            for name in statistics_of(source):
-                weights.running.setdefault(f"buffer/{name}", source.array(self._tensors[name]).copy())
+                    weights.variables.setdefault(row.name, Variable(model.array(self._tensors[row.name]), row.name))
+        if self._source.training_mode:
+            for name in statistics_names(model):
+                weights.running.setdefault(f"buffer/{name}", model.array(self._tensors[name]).copy())
         return weights
 
     @cached_property
     def _tensors(self) -> dict[str, TensorProto]:
-        return {tensor.name: tensor for tensor in self._subject.source.proto.graph.initializer}
+        return {tensor.name: tensor for tensor in self._source.model.proto.graph.initializer}
 
     def _names(self) -> list[str]:
         """Names of the weights, in the order of the PyTorch module, the Keras model or the initializers."""
-        module, arrays = self._subject.choice.module, self._weights.arrays()
-        statistics = statistics_of(self._subject.source)
+        module, arrays = self._source.globs.module, self._weights.arrays()
+        statistics = statistics_names(self._source.model)
         return [*module] if module is not None else [n for n in self._tensors if n in arrays or n in statistics]
 
     def get_weights(self) -> list[Array]:
         """Return copies of all weights, in the order of the PyTorch module or Keras model, for its `set_weights`."""
-        arrays, source = self._weights.arrays(), self._subject.source
-        return [np.array(arrays[n] if n in arrays else source.array(self._tensors[n])) for n in self._names()]
+        arrays, model = self._weights.arrays(), self._source.model
+        return [np.array(arrays[n] if n in arrays else model.array(self._tensors[n])) for n in self._names()]
 
     def set_weights(self, weights: Sequence[Array]) -> None:
         """Set all weights.
@@ -147,9 +147,9 @@ class Network(WithWeights):
             convert = float_array if inputs is None else to_array  # float_array rejects None
             inputs = {self.inputs[0]: convert(inputs, "the input")}
         current = self._weights
-        batch, weights = dict(inputs_of(self._subject.source, self.inputs, inputs)), current.arrays()
+        batch, weights = dict(checked_inputs(self._source.model, self.inputs, inputs)), current.arrays()
         compute = cache(lambda: current.predictor(batch, weights))
-        return Predictions(compute, self.outputs, self.outputs[0], _Source(self, batch, weights))
+        return Predictions(compute, self.outputs, self.outputs[0], _Origin(self, batch, weights))
 
     # -- fit -----------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Network(WithWeights):
             )
         if isinstance(chosen, LossObject):
             chosen = chosen.text(self.outputs[0], _unused("y_true", self.inputs))
-        step = step_of(self._subject, chosen, optimizer)
+        step = build_step(self._source, chosen, optimizer)
         for metric in as_names(metrics):
             if metric != "accuracy":
                 raise TrainingError(
@@ -243,7 +243,7 @@ class Network(WithWeights):
         return self._compiled
 
 
-class _Source(NamedTuple):
+class _Origin(NamedTuple):
     """The network, inputs and weights behind predictions."""
 
     network: Network
@@ -279,7 +279,7 @@ class LossObject:
             sample_weight: a weight for each row, or None.
         """
         source = getattr(y_pred, "source", None)
-        if not isinstance(source, _Source) or not isinstance(y_pred, Predictions):
+        if not isinstance(source, _Origin) or not isinstance(y_pred, Predictions):
             raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; pass (y, network(inputs))")
         target, weight = _unused("y_true", source.network.inputs), _unused("sample_weight", source.network.inputs)
         loss = source.network.loss(self.text(y_pred.output, target, None if sample_weight is None else weight))

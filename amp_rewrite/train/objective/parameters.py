@@ -36,13 +36,13 @@ TRAINED, FROZEN = "trained", "frozen"
 
 @dataclass(frozen=True, slots=True)
 class ParameterRow:
-    """A parameter of a model, trained or not.
+    """A trained or frozen parameter of a model.
 
     Attributes:
         name: name of the initializer, or of the parameter of the PyTorch module.
         role: "trained" or "frozen".
         shape: the shape.
-        why: the reason why it is not trained, or a remark about a trained one.
+        why: the reason if it is frozen, otherwise a remark or "".
     """
 
     name: str
@@ -55,26 +55,26 @@ class ParameterRow:
         return math.prod(self.shape)
 
 
-KEY = "amp_rewrite.module"
-"""Metadata key of a `Module` mapping."""
-NOTES = "amp_rewrite.notes"
+MODULE_KEY = "amp_rewrite.module"
+"""Metadata key of the `FrozenReasons`."""
+NOTES_KEY = "amp_rewrite.notes"
 """Metadata key of the notes about the module for the report."""
 BUFFER = "a buffer of the module"
 NO_GRAD = "a parameter with requires_grad=False"
 
 
-Module = Mapping[str, str] | None
-"""The tensors of the exported PyTorch module or Keras model, each with the reason why it is not trained, or "" for a
-parameter; None if they are unknown."""
+FrozenReasons = Mapping[str, str] | None
+"""Why tensors of the exported PyTorch module or Keras model are frozen, by name: "" for a trained parameter. None if
+the tensors are unknown."""
 
 
-def module_of(model: Model) -> Module:
-    """Read the tensors of the exported module from the model's metadata."""
-    return next((json.loads(p.value) for p in model.proto.metadata_props if p.key == KEY), None)
+def frozen_reasons(model: Model) -> FrozenReasons:
+    """Read the `FrozenReasons` from the metadata of a model."""
+    return next((json.loads(p.value) for p in model.proto.metadata_props if p.key == MODULE_KEY), None)
 
 
 class Note(NamedTuple):
-    """A sentence about the module for the report. `always`: False to show it in training mode only."""
+    """A sentence about the module for the report. `always`: False shows it only in training mode."""
 
     text: str
     always: bool
@@ -82,40 +82,40 @@ class Note(NamedTuple):
 
 def write_module(model: Model, declared: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
     """Write the tensors of the exported module and the notes about it to the model's metadata."""
-    model.proto.metadata_props.add(key=KEY, value=json.dumps(dict(declared)))
+    model.proto.metadata_props.add(key=MODULE_KEY, value=json.dumps(dict(declared)))
     if notes:
-        model.proto.metadata_props.add(key=NOTES, value=json.dumps(notes))
+        model.proto.metadata_props.add(key=NOTES_KEY, value=json.dumps(notes))
 
 
 def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
-    entry = next((p.value for p in model.proto.metadata_props if p.key == NOTES), "[]")
+    entry = next((p.value for p in model.proto.metadata_props if p.key == NOTES_KEY), "[]")
     return tuple(text for text, always in json.loads(entry) if always or training_mode)
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGlobs:
-    """The user's choice of parameters: globs on initializer names."""
+    """The user's choice of parameters: globs that match initializer names."""
 
     parameters: str | Sequence[str] | None = None
     freeze: str | Sequence[str] = ()
-    module: Module = None
+    module: FrozenReasons = None
 
     def __post_init__(self) -> None:
         for globs in (self.parameters, self.freeze):
             if not isinstance(globs, (str, Sequence, type(None))) or not all(isinstance(g, str) for g in globs or ()):
-                raise TrainingError(f"parameters and freeze take globs on initializer names, not {quoted(globs)}")
+                raise TrainingError(f"parameters and freeze must be globs that match initializers, not {quoted(globs)}")
 
     def freezes(self, name: str) -> bool:
         return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 
 def parameter_rows(view: View, loss: str, choice: ParameterGlobs, minimum: int = 1) -> tuple[ParameterRow, ...]:
-    """Return a row for each float32 initializer, in the model's order.
+    """Return a row for each float32 initializer, in the order of the model.
 
     By default, every initializer with a gradient of the loss is trained, except running statistics, initial states of
-    recurrent layers, buffers (recognized by name), tables of sinusoids, masks, and single numbers that no product,
-    convolution or normalization reads as a weight (an epsilon, a scale). An exact name in `parameters` trains even
-    these; a glob selects only among the others.
+    recurrent layers, buffers (recognized by name), tables of sinusoids, masks, and scalars that no product, convolution
+    or normalization reads as a weight (an epsilon, a scale). An exact name in `parameters` trains even these; a glob
+    selects only other initializers.
 
     TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
     `minimum` trained ones, for weights that an exporter merged, and by default for half-precision weights, which cannot
@@ -152,8 +152,8 @@ def parameter_rows(view: View, loss: str, choice: ParameterGlobs, minimum: int =
         rows.append(ParameterRow(name, role, tuple(map(int, value.tensor.dims)), why))
     if sum(row.role == TRAINED for row in rows) < minimum:
         raise TrainingError(
-            f"the loss {loss!r} does not depend on a trainable float32 initializer, or all are frozen; export the model"
-            " with its weights as initializers, or name them in `parameters`"
+            f"the loss {loss!r} does not depend on any trainable float32 initializer, or all of them are frozen; export"
+            " the model with its weights as initializers, or name them in `parameters`"
         )
     return tuple(rows)
 
@@ -162,9 +162,9 @@ def _remark(view: View, value: Value, reason: str | None) -> str:
     readers = len({use.op for use in view.uses[value.id]})
     remarks = [f"read by {readers} ops"] if readers > 1 else []
     lookups = (padding_index(view.ops[use.op].node) for use in view.uses[value.id])
-    remarks += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
+    remarks += [f"row {row} is padding" for row in {*lookups} - {None}]
     if reason is not None:
-        remarks.append(f"named in parameters, although it is {reason}")
+        remarks.append(f"named in parameters, overriding: {reason}")
     return ", ".join(remarks)
 
 
@@ -173,8 +173,8 @@ def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str
     for glob in as_names(globs):
         matched = _matches(names, glob)
         if not matched:
-            hint = advice(glob, names, f"it has {_some(list(names))}")
-            raise TrainingError(f"parameter {glob!r} is not an initializer of the model; {hint}")
+            hint = advice(glob, names, f"the model has {_listed(list(names))}")
+            raise TrainingError(f"{glob!r} matches no initializer of the model; {hint}")
         selected.update(dict.fromkeys(matched))
     return list(selected)
 
@@ -183,9 +183,9 @@ def _matches(names: Iterable[str], glob: str) -> list[str]:
     return [name for name in names if name == glob or fnmatch.fnmatchcase(name, glob)]
 
 
-def _some(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     if not names:
-        return "none at all"
+        return "no initializers"
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
@@ -194,13 +194,13 @@ def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
     weights = (v for v in half if any(view.ops[use.op].kind in WEIGHTED for use in view.uses[v.id]))
     if affected := [v.name for v in weights if v.id in readers]:
         raise TrainingError(
-            f"{_some(affected)} of the model {'is' if len(affected) == 1 else 'are'} in half precision, but trained"
-            " weights must be float32; pass the float32 model (training_step lowers it), widen this one with"
-            " convert(model, keep=['*']), or name the trained initializers in `parameters`"
+            f"the model stores {_listed(affected)} in half precision, but trained weights must be float32; pass the"
+            " float32 model (training_step lowers it), widen this one with convert(model, keep=['*']), or name the"
+            " float32 initializers to train in `parameters`"
         )
 
 
-def _check_unmerged(view: View, value: Value, module: Module) -> None:
+def _check_unmerged(view: View, value: Value, module: FrozenReasons) -> None:
     assert value.tensor is not None
     readers = len({use.op for use in view.uses[value.id]})
     if module or readers < 2:
@@ -221,16 +221,16 @@ def _gradient_paths(view: View, loss: str, candidates: Sequence[Value]) -> Paths
     return paths(view, MAIN, [target], [v.id for v in candidates], VJPS)
 
 
-def _reason(view: View, value: Value, gradients: Paths, module: Module) -> str | None:
+def _reason(view: View, value: Value, gradients: Paths, module: FrozenReasons) -> str | None:
     uses = [use for use in view.uses[value.id] if _has_gradient(view, value, use, gradients)]
     if not uses:
         return _UNREACHED
     if module is not None:
-        return module.get(value.name, _OF_EXPORTER) or None
+        return module.get(value.name, _FROM_EXPORTER) or None
     return _why_not_a_weight(view, value, {view.ops[u.op].kind for u in uses})
 
 
-_OF_EXPORTER = "a constant from the exporter, not a parameter of the module"
+_FROM_EXPORTER = "a constant from the exporter, not a parameter of the module"
 _UNREACHED = "no gradient of the loss reaches it"
 
 
@@ -249,23 +249,23 @@ def _has_gradient(view: View, value: Value, use: Use, gradients: Paths) -> bool:
 # -- initializers that are not weights: statistics, states, buffers, tables, masks ------------------------------
 
 WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
-"""Ops with weights: even a single number that they read is a weight."""
+"""Ops with weights: even a scalar that they read is a weight."""
 _STATISTICS = (3, 4)
 _STATES = (5, 6)
-"""Recurrent ops' inputs for initial states; exporters fill them with zeros."""
-_LARGEST = 1e4
-"""Largest magnitude of a weight; initializers with larger numbers are masks."""
-_NAMES = re.compile(
+"""Input slots of recurrent ops for initial states, which exporters fill with zeros."""
+_MAX_WEIGHT = 1e4
+"""Maximum magnitude of a weight; an initializer with larger numbers is a mask."""
+_BUFFER_NAMES = re.compile(
     r"(?:^|[./_])(?:\w*inv_freq|freqs_cis|(?:cos|sin)_cached|running_(?:mean|var)|moving_(?:mean|variance)"
     r"|(?:\w+_)?(?:attn|attention|causal)_mask|masked_bias|alibi|relative_coords_table|relative_position_index"
     r"|position_ids|(?:pixel|image)_(?:mean|std)|mel_filters)$"
 )
-"""Names of buffers in PyTorch and Keras, at the end of a path."""
-_ROWS = 4096  # examined rows of a table
+"""Names of buffers in PyTorch and Keras, as the last part of a path."""
+_MAX_ROWS = 4096  # rows of a table to examine
 _MIN_ROWS, _MIN_EQUATIONS = 4, 8
-_CLOSE = 1e-3
-_TURN = 0.1
-"""Smallest distance of 2 cos(w) from 2 in some column; a straight line has the distance 0."""
+_TOLERANCE = 1e-3
+_MIN_CURVATURE = 0.1
+"""At least one column must have 2 cos(w) this far below 2; for a straight line the distance is 0."""
 
 
 def _why_not_a_weight(view: View, value: Value, readers: Collection[str]) -> str | None:
@@ -276,13 +276,13 @@ def _why_not_a_weight(view: View, value: Value, readers: Collection[str]) -> str
         return "running statistics"
     if all(_is_state(view, use) for use in uses):
         return "the initial state of a recurrence"
-    if _NAMES.search(value.name):
+    if _BUFFER_NAMES.search(value.name):
         return "named like a buffer"
     array = view.model.array(value.tensor)
     if array.size <= 1:
-        return None if set(readers) & WEIGHTED else "a single number that no product or norm reads"
-    if np.abs(array).max() > _LARGEST:
-        return f"a mask, with numbers above {_LARGEST:g}"
+        return None if set(readers) & WEIGHTED else "a scalar that no product or norm reads"
+    if np.abs(array).max() > _MAX_WEIGHT:
+        return f"a mask, with numbers above {_MAX_WEIGHT:g}"
     if set(readers) == {"Mul"} and array.ndim > 1 and np.ptp(array) and np.isin(array, (0, 1)).all():
         return "a mask of zeros and ones"
     squeezed = array.squeeze()
@@ -295,7 +295,7 @@ def _why_not_a_weight(view: View, value: Value, readers: Collection[str]) -> str
 
 
 def _is_state(view: View, use: Use) -> bool:
-    """True if the value only becomes the initial state of a recurrence, possibly reshaped or repeated on the way."""
+    """True if the value is used only as an initial state of a recurrence, possibly after reshaping or repetition."""
     op = view.ops[use.op]
     if op.kind in RECURRENT:
         return use.slot in _STATES
@@ -314,15 +314,15 @@ def _is_state(view: View, use: Use) -> bool:
 def is_sinusoids(table: Array) -> bool:
     """True if each column of a table [positions, features] is a sinusoid of the position.
 
-    A sine or cosine x of the angular frequency w obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p). A padding row of zeros near
-    the start is skipped, with the rows before it.
+    A sine or cosine x of angular frequency w satisfies x(p + 1) + x(p - 1) = 2 cos(w) x(p). A padding row of zeros near
+    the start is skipped, as are all rows before it.
     """
     padding = np.flatnonzero(~table[:_MIN_ROWS].any(axis=1))
     table = table[padding[-1] + 1 :] if padding.size else table
     if len(table) < _MIN_ROWS or (len(table) - _MIN_ROWS + 1) * table.shape[1] < _MIN_EQUATIONS:
         return False
-    few = table[:_MIN_ROWS]  # reject most weights without a copy of the whole table
-    for rows in (few, table[:_ROWS]):
+    first_rows = table[:_MIN_ROWS]  # reject most weights without a copy of the whole table
+    for rows in (first_rows, table[:_MAX_ROWS]):
         size = np.abs(rows).max()
         if not 0 < size < np.inf or not np.ptp(rows):
             return False
@@ -330,7 +330,7 @@ def is_sinusoids(table: Array) -> bool:
         sums, middle = x[2:] + x[:-2], x[1:-1]
         square = (middle * middle).sum(0)
         factor = np.where(square > 0, (sums * middle).sum(0) / np.where(square > 0, square, 1), 0)
-        oscillates = np.abs(factor).max() <= 2 + _CLOSE and factor.min() < 2 - _TURN
-        if not oscillates or np.abs(sums - factor * middle).max() > _CLOSE:
+        oscillates = np.abs(factor).max() <= 2 + _TOLERANCE and factor.min() < 2 - _MIN_CURVATURE
+        if not oscillates or np.abs(sums - factor * middle).max() > _TOLERANCE:
             return False
-    return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE * np.abs(table[:_ROWS]).max())
+    return bool(np.ptp(table[:_MAX_ROWS], axis=0).max() > _TOLERANCE * np.abs(table[:_MAX_ROWS]).max())

@@ -38,18 +38,18 @@ from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.update.graph import REGION, Buffers
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
-"""Name prefixes of nodes that stay float32, each with the rule for the report."""
+"""Rules for the report, by the name prefix of nodes that are kept in float32."""
 
 
 class ModelOptions(Painting, total=False):
     """Options for the model of a step, in addition to `convert`'s lists, level, target, safety, keep and lower.
 
     Attributes:
-        policy: by default the policy of the process.
-        parameters: globs on initializers to train; see `objective.parameters.parameter_rows`.
-        freeze: globs on initializers, including running statistics, that do not change.
+        policy: a name or a Policy; by default the policy of the process.
+        parameters: globs that match the initializers to train; see `objective.parameters.parameter_rows`.
+        freeze: globs that match initializers to leave unchanged, including running statistics.
         training_mode: True updates running statistics and enables dropout.
-        seed: seed of Dropout and random ops; equal seeds give equal bits.
+        seed: seed of Dropout and random ops; equal seeds give identical bits.
         folder: folder of the external data of a ModelProto.
     """
 
@@ -62,19 +62,19 @@ class ModelOptions(Painting, total=False):
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A loaded model with the options for its training."""
+class TrainingSource:
+    """A loaded model with its training options."""
 
-    source: Model
+    model: Model
     policy: Policy
-    choice: parameters.ParameterGlobs
+    globs: parameters.ParameterGlobs
     training_mode: bool
     seed: int
     painting: Painting
 
     @classmethod
-    def of(cls, model: object, options: ModelOptions, default: Callable[[], Policy]) -> Subject:
-        """Load a model. `default` returns the policy if the options have none.
+    def of(cls, model: object, options: ModelOptions, default: Callable[[], Policy]) -> TrainingSource:
+        """Load a model. `default` returns the policy if the options do not set one.
 
         PolicyError if the policy does not keep parameters and results in float32.
         """
@@ -82,7 +82,7 @@ class Subject:
         requested = options.get("policy")
         if not isinstance(requested, (str, Policy, type(None))):
             raise PolicyError(
-                f"policy is {quoted(requested)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy"
+                f"policy must be 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy, not {quoted(requested)}"
             )
         policy = default() if requested is None else Policy.of(requested)
         if policy.param is not DType.FLOAT:
@@ -90,24 +90,24 @@ class Subject:
                 f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
                 " use mixed_float16, mixed_bfloat16 or float32"
             )
-        source = Model.load(model, folder=options.get("folder"))
-        module = parameters.module_of(source)
-        choice = parameters.ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module)
+        loaded = Model.load(model, folder=options.get("folder"))
+        module = parameters.frozen_reasons(loaded)
+        globs = parameters.ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module)
         seed, training_mode = whole_number("seed", options.get("seed", 0), 0), options.get("training_mode", False)
         if not isinstance(training_mode, bool):
-            raise TrainingError(f"training_mode is {quoted(training_mode)}; use True or False")
-        return cls(source, policy, choice, training_mode, seed, painting)
+            raise TrainingError(f"training_mode must be True or False, not {quoted(training_mode)}")
+        return cls(loaded, policy, globs, training_mode, seed, painting)
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model ready for `backward`: parameters, buffers and random state are inputs of the graph in `b`.
+    """A model ready for `backward`: parameters, buffers and random state are inputs of the graph in `builder`.
 
     `initial`: initial values of the trained parameters. `buffers`: the running statistics. `random`: the input with the
     random state. `notes`: changes to the model, for the report.
     """
 
-    b: Builder
+    builder: Builder
     objective: losses.Objective
     rows: tuple[parameters.ParameterRow, ...]
     initial: Mapping[str, Array]
@@ -116,36 +116,36 @@ class Prepared:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, subject: Subject, loss: str) -> Prepared:
-        """Append the loss to a model and select its parameters; frozen running statistics do not change."""
-        source, choice, training_mode = subject.source, subject.choice, subject.training_mode
-        at_opset, notes_of_changes = at_gradient_opset(inlined(source))
-        objective = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
-        statistics(objective.model.proto.graph)  # raises early if two norms share them
-        rows = parameters.parameter_rows(View.of(objective.model), objective.loss, choice)
+    def of(cls, source: TrainingSource, loss: str) -> Prepared:
+        """Append the loss to a model and select its parameters; frozen running statistics are not updated."""
+        globs, training_mode = source.globs, source.training_mode
+        at_opset, change_notes = at_gradient_opset(inlined(source.model))
+        objective = losses.objective(with_training_mode(at_opset, globs.freezes) if training_mode else at_opset, loss)
+        updated_statistics(objective.model.proto.graph)  # raises early if two norms share them
+        rows = parameters.parameter_rows(View.of(objective.model), objective.loss, globs)
         names = [row.name for row in rows if row.role == parameters.TRAINED]
         stateful, random = with_random_state(objective.model)
-        updated = statistics(stateful.proto.graph)
+        updated = updated_statistics(stateful.proto.graph)
         ready = differentiable(stateful, objective.loss, names)
         tensors = {t.name: t for t in ready.proto.graph.initializer}
         initial = {name: ready.array(tensors[name]).copy() for name in names}
         buffers = {name: (new, ready.array(tensors[name]).copy()) for name, new in updated.items()}
-        b = Builder.of(ready)
+        builder = Builder.of(ready)
         for name in (*initial, *buffers):
-            b.promote(name)
-        notes = (*objective.notes, *notes_of_changes, *parameters.module_notes(source, training_mode))
-        return cls(Builder.of(b.model()), objective, rows, initial, buffers, random, notes)
+            builder.promote(name)
+        notes = (*objective.notes, *change_notes, *parameters.module_notes(source.model, training_mode))
+        return cls(Builder.of(builder.model()), objective, rows, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:
         """Append the backward pass from `seed`, the gradient of the loss; return the gradients by parameter."""
-        return backward(self.b, {self.objective.loss: seed}, list(self.initial))
+        return backward(self.builder, {self.objective.loss: seed}, list(self.initial))
 
     def with_results(self, names: Sequence[str]) -> Model:
         """Return the model with the loss and the metrics as outputs, followed by the existing outputs `names`."""
-        return with_outputs(self.b.model(), outputs_of(self.objective), names)
+        return with_outputs(self.builder.model(), loss_outputs(self.objective), names)
 
 
-def outputs_of(objective: losses.Objective) -> list[ValueInfoProto]:
+def loss_outputs(objective: losses.Objective) -> list[ValueInfoProto]:
     metrics = (declared(name, DType.FLOAT, ()) for name in objective.metrics)
     return [declared(objective.loss, DType.FLOAT, objective.shape), *metrics]
 
@@ -153,7 +153,7 @@ def outputs_of(objective: losses.Objective) -> list[ValueInfoProto]:
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], names: Sequence[str]) -> Model:
     """Return the model with exactly these outputs: the new ones, then existing ones by name.
 
-    Nodes that no output depends on are removed, such as a Softmax if the loss reads its logits.
+    Nodes that no output depends on are removed, for example a Softmax if the loss reads its logits.
     """
     proto = clone(model.proto)
     existing = {v.name: v for v in proto.graph.output}
@@ -162,10 +162,10 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], names: Sequence[st
     return replace(model, proto=proto)
 
 
-def batch_of(model: Model, *others: str | None) -> tuple[str, ...]:
-    """Return the inputs of a batch: all inputs of the model except `others` and those with an initializer."""
-    taken = {*others, *(tensor.name for tensor in model.proto.graph.initializer)}
-    return tuple(v.name for v in model.proto.graph.input if v.name not in taken)
+def batch_inputs(model: Model, *others: str | None) -> tuple[str, ...]:
+    """Return the names of the batch inputs: all inputs of the model except `others` and those with an initializer."""
+    excluded = {*others, *(tensor.name for tensor in model.proto.graph.initializer)}
+    return tuple(v.name for v in model.proto.graph.input if v.name not in excluded)
 
 
 def with_state(model: Model, names: Iterable[str]) -> Model:
@@ -185,10 +185,10 @@ def with_values(model: Model, values: Mapping[str, Array]) -> Model:
 
 
 def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Report | None]:
-    """Lower the graph under the policy and return it with the report; the appended loss and the update stay float32.
+    """Lower the graph under the policy and return it with the report; the loss and the update are kept in float32.
 
-    PolicyError for lowering options under a policy that lowers no op, and for a `lower` pattern on a node of the loss
-    or the update.
+    PolicyError for lowering options under a policy that lowers no op, and for a `lower` pattern that matches a node of
+    the loss or the update.
     """
     if policy.lowers is None:
         if painting:
@@ -211,14 +211,14 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
 
 
 _STATISTICS = {1: 3, 2: 4}
-"""Outputs of a BatchNormalization in training mode, each with the input it replaces."""
+"""Output slots of a BatchNormalization in training mode, each with the slot of the input that it updates."""
 
 
-def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
+def with_training_mode(model: Model, frozen: Callable[[str], bool]) -> Model:
     """Put each BatchNormalization and Dropout of the main graph into training mode.
 
-    A BatchNormalization then also outputs its new running statistics, but stays unchanged if `frozen` is true for the
-    name of its statistics.
+    A BatchNormalization then also outputs its new running statistics. It is left unchanged if `frozen` is true for the
+    name of one of its statistics.
     """
     proto = clone(model.proto)
     taken = set(View.of(model).names)
@@ -237,8 +237,8 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     return replace(model, proto=proto)
 
 
-def statistics(graph: GraphProto) -> dict[str, str]:
-    """Return the running statistics updated by training: the names of the new values, by initializer.
+def updated_statistics(graph: GraphProto) -> dict[str, str]:
+    """Return the names of the updated running statistics, by initializer.
 
     TrainingError if two BatchNormalizations update the same initializer.
     """
@@ -251,14 +251,14 @@ def statistics(graph: GraphProto) -> dict[str, str]:
             name = node.input[source]
             if name in updated:
                 raise TrainingError(
-                    f"two BatchNormalizations update the statistics {name!r}; export the model with separate ones"
+                    f"two BatchNormalizations update the statistics {name!r}; export the model with separate statistics"
                 )
             if name in initializers and slot < len(node.output) and node.output[slot]:
                 updated[name] = node.output[slot]
     return updated
 
 
-def statistics_of(model: Model) -> list[str]:
+def statistics_names(model: Model) -> list[str]:
     initializers = {tensor.name for tensor in model.proto.graph.initializer}
     norms = [node for node in model.proto.graph.node if node.op_type == "BatchNormalization"]
     return [name for node in norms for slot in _STATISTICS.values() if (name := node.input[slot]) in initializers]
@@ -268,8 +268,8 @@ def statistics_of(model: Model) -> list[str]:
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
     """Replace inputs of a model with initializers.
 
-    Exporters merge equal initializers and fold weights into others. Parameters that are exported as inputs stay
-    separate and keep their names; `bind` makes them initializers afterwards.
+    Exporters merge equal initializers and fold weights into others. Parameters that are exported as inputs are kept
+    separate, under their own names; `bind` then turns them into initializers.
 
     Args:
         model: a model, as for `Model.load`; it is not changed.
@@ -280,7 +280,7 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
         A new model without these inputs.
 
     Raises:
-        TrainingError: a name is not an input, or a value does not have the input's type and shape.
+        TrainingError: a name is not an input, or a value's type or shape differs from the input's.
 
     Example:
         >>> import numpy as np
@@ -296,9 +296,10 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
             raise TrainingError(f"{name!r} is not an input of the model; its inputs are {', '.join(map(repr, ports))}")
         array, port = np.asarray(value), ports[name]
         if not port.admits(array.shape) or port.dtype is None or port.dtype.numpy != array.dtype:
-            expected = f"{port.dtype.spelling if port.dtype else 'not a tensor'} {list(port.shape or ())}"
+            needs = f"needs {port.dtype.spelling} {list(port.shape or ())}" if port.dtype else "is not a tensor"
+            remedy = "convert or reshape the value" if port.dtype else "omit the value"
             actual = f"{array.dtype} {list(array.shape)}"
-            raise TrainingError(f"the value of {name!r} is {actual}, but the input is {expected}; convert the value")
+            raise TrainingError(f"the value of {name!r} is {actual}, but the input {needs}; {remedy}")
         proto.graph.initializer.append(from_array(np.ascontiguousarray(array).reshape(array.shape), name))
     refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in values])
     return replace(source, proto=proto)

@@ -38,7 +38,7 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
     return Model(proto)
 
 
-def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
+def as_feed(data: object, declared: Model, target: TargetInput | None) -> Feed:
     """Return data as batches of a step. They may differ from pass to pass, and may contain NaN.
 
     Class indices may have a class axis of size 1. `declared`: the `batch_model` of the step.
@@ -341,7 +341,7 @@ class Predictions(ArrayLike):
         return repr(self.numpy())
 
 
-def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
+def checked_inputs(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
     """Return the model inputs in a batch, which may also have targets. FeedError for a wrong type or shape."""
     if not isinstance(batch, Mapping):
         raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from input names to arrays")
@@ -366,7 +366,7 @@ class Predictor:
         return cls(source, runner, tuple(port.name for port in runner.inputs if port.name not in weights))
 
     def __call__(self, batch: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, Array]:
-        inputs = inputs_of(self.source, self.inputs, batch)
+        inputs = checked_inputs(self.source, self.inputs, batch)
         outputs = [v.name for v in self.source.proto.graph.output]
         ports = {port.name for port in self.runner.inputs}
         fed_weights = {name: array for name, array in weights.items() if name in ports}

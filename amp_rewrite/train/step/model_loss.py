@@ -26,8 +26,8 @@ from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, batch_of, lowered, with_values
-from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, check_batch, converted_targets, feed_of
+from amp_rewrite.train.step.assembly import ModelOptions, Prepared, TrainingSource, batch_inputs, lowered, with_values
+from amp_rewrite.train.step.batches import HoldsSession, Predictor, as_feed, batch_model, check_batch, converted_targets
 from amp_rewrite.train.step.step import TrainingReport, model_name
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
@@ -68,7 +68,7 @@ class Weights:
     `running`: "buffer/NAME" for running statistics, "random" for the random state.
     """
 
-    subject: Subject
+    source: TrainingSource
     variables: dict[str, Variable] = field(default_factory=dict)
     running: dict[str, Array] = field(default_factory=dict)
 
@@ -79,16 +79,16 @@ class Weights:
 
     @cached_property
     def predictor(self) -> Predictor:
-        return Predictor.of(self.subject.source, self.arrays().keys(), _default_options())
+        return Predictor.of(self.source.model, self.arrays().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
         """Return a loss of the model with these weights, and add the other weights needed for it.
 
         It runs on CUDA if available, otherwise emulated on the CPU. The errors are those of `training_step`.
         """
-        subject = self.subject
-        prepared = Prepared.of(subject, text)
-        b, objective = prepared.b, prepared.objective
+        source = self.source
+        prepared = Prepared.of(source, text)
+        b, objective = prepared.builder, prepared.objective
         seed = b.input("seed", DType.FLOAT, ())
         grads = {
             name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=gradient)
@@ -99,19 +99,19 @@ class Weights:
             for name, (new, start) in prepared.buffers.items()
         }
         whole = prepared.with_results((*grads.values(), *buffers.values()))
-        declared = batch_model(whole, batch_of(whole, seed, *prepared.initial, *buffers, prepared.random))
-        result, conversion = lowered(whole, subject.policy, subject.painting)
+        declared = batch_model(whole, batch_inputs(whole, seed, *prepared.initial, *buffers, prepared.random))
+        result, conversion = lowered(whole, source.policy, source.painting)
         options = _default_options()
         if conversion is not None and CUDA not in options.providers:
             result = emulate(result)
         runner = Runner.open(result, options)
-        report = TrainingReport(model_name(subject.source), text, prepared.rows, prepared.notes, conversion)
+        report = TrainingReport(model_name(source.model), text, prepared.rows, prepared.notes, conversion)
         for name, start in prepared.initial.items():
             self.variables.setdefault(name, Variable(start, name))
         for name, (_, start) in prepared.buffers.items():
             self.running.setdefault(f"{_BUFFER}{name}", start.copy())
         if prepared.random is not None:
-            self.running.setdefault("random", initial_random_state(subject.seed))
+            self.running.setdefault("random", initial_random_state(source.seed))
         results = (objective.loss, *objective.metrics)
         graph = LossGraph(runner, results, objective.target, seed, grads, buffers, prepared.random, declared, report)
         return ModelLoss(tuple(self.variables[name] for name in prepared.initial), self, graph)
@@ -134,12 +134,12 @@ class WithWeights(AttributeHints, HoldsSession):
 
     def export(self) -> Model:
         """Return the model with its current parameters and running statistics as float32 initializers."""
-        return with_values(self._weights.subject.source, self._weights.arrays())
+        return with_values(self._weights.source.model, self._weights.arrays())
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Write a checkpoint of the model and its optimizer in the format of `Trainer.save`."""
-        source = self._weights.subject.source
-        checkpoint.save(path, self._weights.checkpoint(optimizer), fingerprint(source).graph)
+        weights = self._weights
+        checkpoint.save(path, weights.checkpoint(optimizer), fingerprint(weights.source.model).graph)
 
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Continue from a checkpoint of `save` or of `Trainer.save`.
@@ -154,7 +154,7 @@ class WithWeights(AttributeHints, HoldsSession):
         weights = self._weights
         expected = [StateVariable(name, name, "", array) for name, array in weights.checkpoint(optimizer).items()]
         omitted = () if optimizer is not None else ("slot/", "step")
-        saved = checkpoint.load(path, expected, fingerprint(weights.subject.source).graph, omitted=omitted)
+        saved = checkpoint.load(path, expected, fingerprint(weights.source.model).graph, omitted=omitted)
         for name, variable in weights.variables.items():
             variable.assign(saved[f"parameter/{name}"])
         weights.running.update({path: saved[path] for path in weights.running})
@@ -191,7 +191,7 @@ class ModelLoss(WithWeights, Loss):
         is enabled, otherwise the policy of the process.
         """
         require("ModelLoss")
-        return Weights(Subject.of(model, options, policies.policy_of_sessions)).loss(loss)
+        return Weights(TrainingSource.of(model, options, policies.policy_of_sessions)).loss(loss)
 
     @property
     def report(self) -> TrainingReport:
@@ -250,7 +250,7 @@ class ModelLoss(WithWeights, Loss):
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        (batch,) = feed_of([self._batch], graph.declared, graph.target)
+        (batch,) = as_feed([self._batch], graph.declared, graph.target)
         check_batch(graph.declared, graph.target, batch, 0)
         feeds = {**(self._fixed_weights or self._weights.arrays()), **batch, graph.seed: seed}
         feeds |= {name: running[f"{_BUFFER}{name}"] for name in graph.buffers}

@@ -206,8 +206,8 @@ class TrainingStep:
         if not self.training_mode:
             return self.model, self.loss, self.metrics
         objective = losses.objective(at_gradient_opset(inlined(self.forward))[0], self.objective)
-        at_state = assembly.with_state(objective.model, self._changed)
-        return assembly.with_outputs(at_state, assembly.outputs_of(objective), ()), objective.loss, objective.metrics
+        model = assembly.with_state(objective.model, self._changed)
+        return assembly.with_outputs(model, assembly.loss_outputs(objective), ()), objective.loss, objective.metrics
 
     @property
     def _changed(self) -> tuple[str, ...]:
@@ -269,19 +269,19 @@ def training_step(
         >>> step.batch
         ('image', 'label')
     """
-    subject = assembly.Subject.of(model, options, policies.policy_of_steps)
-    return step_of(subject, loss, optimizer, loss_scale, micro_batches)
+    source = assembly.TrainingSource.of(model, options, policies.policy_of_steps)
+    return build_step(source, loss, optimizer, loss_scale, micro_batches)
 
 
-def step_of(
-    subject: assembly.Subject,
+def build_step(
+    source: assembly.TrainingSource,
     loss: str,
     optimizer: Optimizer | StatefulOptimizer | str,
     loss_scale: object = _POLICY,
     micro_batches: int = 1,
 ) -> TrainingStep:
     """Build the training step of a model; see `training_step`."""
-    policy, source = subject.policy, subject.source
+    policy, model = source.policy, source.model
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
     if loss_scale == _POLICY:
         scale_of_optimizer = getattr(optimizer, "loss_scale", None)
@@ -296,20 +296,20 @@ def step_of(
             " DynamicLossScale or a number, or a LossScaleOptimizer in a custom loop"
         )
     micro_batches = whole_number("micro_batches", micro_batches, 1)
-    prepared = assembly.Prepared.of(subject, loss)
-    b, objective = prepared.b, prepared.objective
+    prepared = assembly.Prepared.of(source, loss)
+    b, objective = prepared.builder, prepared.objective
     scaling = Scaling.of(b, scale)
     gradients = prepared.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
-    draws = None if prepared.random is None else (prepared.random, initial_random_state(subject.seed))
+    draws = None if prepared.random is None else (prepared.random, initial_random_state(source.seed))
     update = append_update(b, prepared.initial, gradients, rule, scaling, micro_batches, prepared.buffers, draws)
 
     whole = prepared.with_results((update.finite, update.applied, *(s.output for s in update.state)))
-    result, report = assembly.lowered(whole, policy, subject.painting)
+    result, report = assembly.lowered(whole, policy, source.painting)
     notes = (*prepared.notes, *_size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
-        batch=assembly.batch_of(whole, update.learning_rate, *(s.input for s in update.state)),
+        batch=assembly.batch_inputs(whole, update.learning_rate, *(s.input for s in update.state)),
         loss=objective.loss,
         metrics=objective.metrics,
         target=objective.target,
@@ -318,11 +318,11 @@ def step_of(
         loss_scale=scale,
         policy=policy,
         micro_batches=micro_batches,
-        training_mode=subject.training_mode,
+        training_mode=source.training_mode,
         objective=loss,
-        fingerprint=fingerprint(source).graph,
-        forward=source,
-        report=TrainingReport(model_name(source), loss, prepared.rows, notes, report),
+        fingerprint=fingerprint(model).graph,
+        forward=model,
+        report=TrainingReport(model_name(model), loss, prepared.rows, notes, report),
     )
 
 

@@ -286,7 +286,7 @@ class Trainer(AttributeHints, HoldsSession):
 
     def feed(self, data: object) -> Feed:
         """Return data as batches of the step; see `Feed.of`."""
-        return batches.feed_of(data, self._declared, self.step.target)
+        return batches.as_feed(data, self._declared, self.step.target)
 
     def evaluate(
         self,

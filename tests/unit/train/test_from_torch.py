@@ -121,7 +121,7 @@ def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants()
             return self.frozen(self.norm(self.first(x)) + self.shift)
 
     lookup = training_step(from_torch(_lookup(torch), RNG.integers(0, 4, (2, 5))), loss=LOSS, policy="float32")
-    assert _why(lookup, "table.weight") == "read by 2 ops, look-ups of row 2 are padding"
+    assert _why(lookup, "table.weight") == "read by 2 ops, row 2 is padding"
     step = training_step(from_torch(Net(), _rows(2)), loss=LOSS, policy="float32")
     assert _why(step, "shift") == "a buffer of the module"
     assert _why(step, "frozen.weight") == "a parameter with requires_grad=False"

@@ -177,11 +177,11 @@ MISTAKES = {
     "network().loss(CROSS)()": "the batch lacks the inputs ['label', 'x']; pass a batch with loss.on(batch)",
     # models and steps
     "T.Network('missing.onnx')": "cannot read missing.onnx",
-    "T.Network(MODEL, policy=3)": "policy is 3; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy",
+    "T.Network(MODEL, policy=3)": "policy must be 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy, not 3",
     "T.Network(MODEL, polcy='float32')": "Network does not take 'polcy'; did you mean 'policy'?",
-    "T.Network(BARE).compile('sgd', 'mse')": "does not depend on a trainable float32 initializer, or all are",
+    "T.Network(BARE).compile('sgd', 'mse')": "does not depend on any trainable float32 initializer, or all",
     "T.Network(half()).compile('sgd', SPARSE)": "in half precision, but trained weights must be float32",
-    "step(parameters=3)": "parameters and freeze take globs on initializer names, not 3",
+    "step(parameters=3)": "parameters and freeze must be globs that match initializers, not 3",
     "T.training_step(MODEL)": "'loss'; call training_step(model, *, loss, optimizer='sgd', ",
     "T.training_step(MODEL, 'mse')": "training_step: too many positional arguments; call training_step(model, *, loss",
     "step(optimiser='sgd')": "does not take 'optimiser'; did you mean 'optimizer'?",
@@ -252,7 +252,7 @@ MISTAKES = {
     "T.DynamicLossScale().update('a')": "a gradient is 'a'; pass an array of numbers",
     "list(T.shard(3, 4))": "shard takes batches and replicas, not 3 and 4",
     "list(T.shard([X], ALONE))": "; pass a mapping from input names to arrays",
-    "step(training_mode='yes')": "training_mode is 'yes'; use True or False",
+    "step(training_mode='yes')": "training_mode must be True or False, not 'yes'",
     "T.Metrics.SparseCategoricalAccuracy().update_state([0, 1, 2], np.ones((2, 4)))": "has targets of shape (3,)",
     "T.Metrics.Mean().update_state([1.0, 2.0], sample_weight=[1.0] * 3)": "pass one weight for each row",
     # numbers of fit
@@ -262,8 +262,8 @@ MISTAKES = {
     "network().fit(X, Y, learning_rate=True)": "the learning rate of step 1 is True; use a finite number ≥ 0",
     "network()(X)['z']": "the model has no output 'z'; it has y",
     # steps
-    "step(parameters=['x'])": "parameter 'x' is not an initializer of the model; it has 'w', 'b'",
-    "step(freeze='*')": "does not depend on a trainable float32 initializer, or all are frozen",
+    "step(parameters=['x'])": "'x' matches no initializer of the model; the model has 'w', 'b'",
+    "step(freeze='*')": "does not depend on any trainable float32 initializer, or all of them",
     "step(policy='float16')": "does not keep parameters and results in float32, as a training step must",
     "step(keep=['op=Relu'])": "policy 'float32' lowers nothing, so keep would have no effect; remove the options",
     "step(lower=['op=Sub'], policy='mixed_float16')": "which a training step computes in float32; narrow the pattern",
@@ -313,9 +313,9 @@ MISTAKES = {
     "network('binary_crossentropy').fit(X, X[:, :2] - 9)": "but binary targets must be from 0 (no) to 1 (yes); correct",
     # weights that were inputs
     "T.bind(MODEL, {'w': X})": "'w' is not an input of the model; its inputs are 'x'",
-    "T.bind(TWO, {'a': X})": "the value of 'a' is float32 [40, 3], but the input is float32 ['N', 2]",
-    "T.bind(TWO, {'a': np.ones((1, 2))})": "the value of 'a' is float64 [1, 2], but the input is float32 ['N', 2]",
-    "T.bind(TWO, {'a': 1.0})": "the value of 'a' is float64 [], but the input is float32 ['N', 2]; convert the value",
+    "T.bind(TWO, {'a': X})": "the value of 'a' is float32 [40, 3], but the input needs float32 ['N', 2]",
+    "T.bind(TWO, {'a': np.ones((1, 2))})": "the value of 'a' is float64 [1, 2], but the input needs float32 ['N', 2]",
+    "T.bind(TWO, {'a': 1.0})": "the value of 'a' is float64 [], but the input needs float32 ['N', 2]; convert or",
 }
 
 

@@ -384,7 +384,7 @@ def test_running_statistics_survive_nonfinite_steps_and_are_not_shared() -> None
     with pytest.raises(TrainingError) as error:
         training_step(model, loss="loss", training_mode=True)
     assert str(error.value) == (
-        "two BatchNormalizations update the statistics 'mean'; export the model with separate ones"
+        "two BatchNormalizations update the statistics 'mean'; export the model with separate statistics"
     )
 
 

@@ -124,7 +124,7 @@ def test_a_name_overrides_the_rules_and_a_glob_does_not() -> None:
     assert _step(model, parameters=["*"]).parameters == ("w",)
     named = _step(model, parameters=["*", "net.inv_freq"])
     assert named.parameters == ("net.inv_freq", "w")
-    assert _why(named)["net.inv_freq"][1] == "named in parameters, although it is named like a buffer"
+    assert _why(named)["net.inv_freq"][1] == "named in parameters, overriding: named like a buffer"
 
 
 def test_the_report_of_a_lowered_step_has_both_tables() -> None:
