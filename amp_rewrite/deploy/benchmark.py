@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, MachineError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.opening import low_types, name_of, open_on, session_on, usual_provider
+from amp_rewrite.evidence.opening import low_types, name_of, open_on, provider_or_default, session_on
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
@@ -235,7 +235,7 @@ def bench(
     require("bench")
     progress = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        sides = candidates(models, data, usual_provider(provider), threads, Path(folder))
+        sides = candidates(models, data, provider_or_default(provider), threads, Path(folder))
         entries, runs, notes = _time(sides, rounds, progress)
         if memory:
             entries = _with_memory(entries, sides, progress)

@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.opening import unrolled, written_out
+from amp_rewrite.evidence.opening import decompose, unrolled
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.casting import thresholds
 from amp_rewrite.files.fingerprint import fingerprint
@@ -113,7 +113,7 @@ def _parts(source: Model, low: DType) -> Iterator[Taps]:
     """
     view = inline_functions(View.of(source))[0]
     original, low_types = {key(view, value.id) for value in view.values}, view.low_types
-    decomposed = emulate(source, rounding=False, io="float32") if low_types else written_out(source)
+    decomposed = emulate(source, rounding=False, io="float32") if low_types else decompose(source)
     if decomposed is not source:
         view = inline_functions(View.of(decomposed))[0]
     yield Taps.of(view, {key(view, value.id) for value in view.values} - original)

@@ -1,8 +1,8 @@
 """Errors of a candidate's values against the float32 reference.
 
-The two models run separately, in pieces: some of their values become outputs, and numpy compares each pair. For the
-accumulated error, the candidate runs unchanged. For the local error, its ops *shadow* the reference: each op reads the
-reference's values, rounded to its own types. Low types are emulated in both cases.
+The two models run separately, in pieces: each run returns some of their values as outputs, and numpy compares each
+pair. For the accumulated error, the candidate runs unchanged. For the local error, its ops *shadow* the reference: each
+op reads the reference's values, rounded to its own types. Low types are emulated in both cases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 PIECE = 1 << 26
-"""Approximate number of elements compared in one run. A smaller number needs less memory, but more runs."""
+"""Approximate number of elements to compare in one run. A smaller number saves memory but takes more runs."""
 
 Progress = Callable[[int, int], None]
 
@@ -124,8 +124,8 @@ class Pairing:
     def of(cls, reference: Model, candidate: Model, feed: Feed) -> Pairing:
         """Match ops by `reports.diff.match`, and other values by name; drop pairs of unequal shape in the first batch.
 
-        This takes nearly O(ops + values), and one run of each model. Raise ModelError if the candidate computes no
-        floats, if it has an input that the reference lacks, or if no value matches.
+        Nearly O(ops + values), plus one run of each model. Raise ModelError if the candidate computes no floats, if
+        it has an input that is missing in the reference, or if no value matches.
         """
         source, low = (View.of(inlined(model)) for model in (reference, candidate))
         ops = {OpId(j): OpId(i) for i, j in match(report_of(source), report_of(low))}
@@ -134,7 +134,7 @@ class Pairing:
         if not pairing.measurable:
             raise ModelError("the candidate's main graph computes no floating-point value; there is nothing to compare")
         if not pairing.measured:
-            raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
+            raise ModelError("no values of the two models match: their ops have neither names nor structure in common")
         names = {source.value_name(value) for value in source.scopes[MAIN].inputs}
         for value in low.scopes[MAIN].inputs:
             if low.values[value].tensor is None and (name := low.value_name(value)) not in names:
@@ -161,7 +161,7 @@ class Pairing:
 
     def _errors(self, values: Sequence[ValueId], fed: Mapping[ValueId, ValueId], progress: Progress | None) -> Errors:
         """Return the errors of values. `fed`: values of the candidate that its ops read from the reference instead."""
-        view, of = self.candidate, self.measured
+        view, references = self.candidate, self.measured
         prefix = unused_prefix("fed/", view.names)
         inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed}
         ends = dict(zip(values, accumulate(self.elements[value] for value in values), strict=True))
@@ -170,11 +170,11 @@ class Pairing:
         for number, piece in enumerate(pieces):
             candidate = _open(view, piece, inputs)
             ports = {port.name for port in candidate.inputs}
-            read = {name: fed[value] for value, name in inputs.items() if name in ports}
-            reference = _open(self.reference, (*(of[value] for value in piece), *read.values()), {})
+            extra = {name: fed[value] for value, name in inputs.items() if name in ports}
+            reference = _open(self.reference, (*(references[value] for value in piece), *extra.values()), {})
             for done, batch in enumerate(self.feed, 1):
                 expected = _run(reference, batch)
-                results = _run(candidate, {**batch, **dict(zip(read, expected[len(piece) :], strict=True))})
+                results = _run(candidate, {**batch, **dict(zip(extra, expected[len(piece) :], strict=True))})
                 for value, a, b in zip(piece, results, expected, strict=False):
                     bound = min(self.low.max, _MASK) if view.dtype(value) is self.low else _MASK
                     stats[value] = stats[value].merge(ErrorStats.of(a, b, bound))
@@ -196,7 +196,7 @@ class Pairing:
 
     @cached_property
     def measurable(self) -> int:
-        """Number of floating values that the candidate computes, without Casts and constants."""
+        """Number of floating-point values computed by the candidate, without Casts and constants."""
         view = self.candidate
         return sum(view.constant(v.id) is None and self._computes(v.id) for v in view.values_of[MAIN])
 
@@ -206,7 +206,7 @@ class Pairing:
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
-        """Values with a local error: results of low ops that can be fed from the reference."""
+        """Values with a local error: results of low ops, with all inputs available from the reference."""
         shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
         return tuple(value for op in shadowed for value in op.results if value in self.measured)
 
@@ -226,7 +226,7 @@ class Pairing:
 
     @cached_property
     def _available(self) -> frozenset[OpId]:
-        """Ops of the main graph that can be computed from paired values and the candidate's constants."""
+        """Ops of the main graph computable from paired values and the candidate's constants."""
         view = self.candidate
         available: set[OpId] = set()
         for op in (view.ops[op] for op in view.scopes[MAIN].ops):
@@ -261,7 +261,7 @@ def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[
             other = pairs.get(op.inputs[0])  # type: ignore[arg-type]
         if other is None and named.get(value.name) not in paired_by_op:
             other = named.get(value.name)
-        if other is not None and _alike(reference, other, candidate, value.id):
+        if other is not None and _comparable(reference, other, candidate, value.id):
             pairs[value.id] = other
     return pairs
 
@@ -273,7 +273,7 @@ def _pairable(view: View, value: ValueId) -> bool:
     return info.overridable or (info.role is not Role.INITIALIZER and info.tensor is None)
 
 
-def _alike(reference: View, expected: ValueId, candidate: View, value: ValueId) -> bool:
+def _comparable(reference: View, expected: ValueId, candidate: View, value: ValueId) -> bool:
     if reference.holds_floats(expected) != candidate.holds_floats(value):
         return False
     if not candidate.holds_floats(value) and reference.types[expected] != candidate.types[value]:
@@ -283,10 +283,10 @@ def _alike(reference: View, expected: ValueId, candidate: View, value: ValueId) 
         return a is None
     if a.kind == b.kind or {a.kind, b.kind} & (CASTS | {"Identity"}):
         return True
-    # A move of a value missing in the reference: the conversion gave the op before it another layout.
+    # The op moves a value that is missing in the reference, because the conversion changed the layout of its producer.
     if b.kind in MOVES and candidate.value_name(b.operands[0]) not in reference.names:
         return True
-    # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.
+    # An op of another type replaces the old one under its name, as a Where replaces the Add of a mask.
     return a.node.name == b.node.name != ""
 
 
@@ -327,12 +327,12 @@ def _run(runner: Runner, batch: Mapping[str, Any] | Batch) -> list[Any]:
 def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress | None = None) -> dict[str, float]:
     """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
 
-    `reference`: a float32 model, or the widened twin of a half model; `low`: a conversion of it. For a conversion by
-    this package, pass `converted.view.model` and `converted.result`; the names are then those of `converted.view.ops`.
-    The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf
-    if a value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
-    (`exact` in `ir/dataflow.py`) have no local error and are omitted. `progress(done, total)` counts runs.
-    ModelError if no value of the two models matches.
+    `reference`: a float32 model, or the float32 twin of a half-precision model; `low`: a conversion of it. For a
+    conversion by this package, pass `converted.view.model` and `converted.result`; the names are then those of
+    `converted.view.ops`. The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest
+    over all outputs; it is infinite if a value is finite only in the reference. An op with bodies is measured as a
+    whole; ops that move or select values (`exact` in `ir/dataflow.py`) do not have a local error and are omitted.
+    `progress(done, total)` counts runs. Raise ModelError if no values of the two models match.
     """
     pairing, errors = Pairing.of(reference, low, feed), dict[str, float]()
     for value, stats in pairing.local(progress).items():

@@ -16,15 +16,15 @@ from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
-FLUSHED_SHARE = 0.5
-"""Largest share of elements that may be flushed to zero if an op divides by them or takes their root or logarithm.
+MAX_FLUSHED_SHARE = 0.5
+"""Maximum share of elements flushed to zero in a value, if an op divides by it or takes its root or logarithm.
 For other ops, a flushed element is harmless: it is smaller than the rounding error of the largest element."""
 
 
 def misfits(
     view: View, coloring: Coloring, ranges: Ranges, headroom: float, saturate: Collection[ValueId]
 ) -> Mapping[ValueId, Misfit]:
-    """Return the low values of a coloring outside the range of the low type, without constants. O(nodes + uses).
+    """Return a coloring's low values outside the range of the low type, except constants. O(nodes + uses).
 
     The reason is "overflow", "underflow", "nonfinite" (the op itself produces infinity or NaN in float32) or "unseen"
     (no element was measured). `saturate`: values to skip, because the cast to the low type clamps them.
@@ -56,7 +56,7 @@ def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
     """Return the range of each value, or of its source if it is an unmeasured copy.
 
     Values introduced by a fusion were not measured. Such a value gets the merged range of the values that it is
-    selected from; otherwise, if it has no other readers, of the values that are selected from it.
+    selected from. If these are unknown and all its readers select from it, it gets the merged range of their results.
     """
     flow, picks = Flow(view, COPIES), Flow(view, _PICKS)
     seen: dict[ValueId, Range] = {}
@@ -104,9 +104,9 @@ def _misfit(seen: Range, to: DType, headroom: float, magnified: bool) -> Misfit 
     if seen.nonfinite:
         return Misfit(reasons.NONFINITE, f"has {seen.nonfinite} {elements} already infinite or NaN in float32")
     if 0 < seen.absmax < to.tiny * headroom:
-        note = f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
+        note = f"never exceeds {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
         return Misfit(reasons.UNDERFLOW, note)
-    if magnified and seen.flushed > FLUSHED_SHARE * seen.count:
+    if magnified and seen.flushed > MAX_FLUSHED_SHARE * seen.count:
         return Misfit(reasons.UNDERFLOW, f"has {seen.flushed} {elements} rounded to zero, and its readers divide by it")
     return None
 
@@ -122,7 +122,7 @@ def _sum_misfit(view: View, value: ValueId, size: float, to: DType) -> Misfit | 
 
 
 def _magnified(view: View) -> Collection[ValueId]:
-    """Return the values with significant small elements, as read by a root, logarithm or division, even as a copy."""
+    """Return the inputs of roots, logarithms and divisions, where small elements matter, and the sources of copies."""
     starts = (
         value
         for op in view.ops
@@ -133,7 +133,7 @@ def _magnified(view: View) -> Collection[ValueId]:
 
 
 def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
-    """True if an op produces infinity from finite inputs. Infinities of a mask or the data exist in every type."""
+    """True if an op produces infinity from finite inputs. Infinities in a mask or in the data exist in every type."""
     op = view.producer(value)
     if op is None or op.bodies:
         return False
@@ -176,10 +176,10 @@ def _low(view: View, coloring: Coloring, value: ValueId, variable: tuple[OpId, s
 
 
 def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
-    """Yield pins for low ops that only move results of pinned ops, and would round them otherwise. O(uses).
+    """Yield pins for the low moves of pinned ops' results, to keep the results unrounded. O(uses).
 
-    Each new pin has the rule of the pinned op before it. Ops on sequences get no pin, since every op on the same
-    sequence would need one.
+    Each new pin has the rule of the pinned op whose result it moves. Ops on sequences are not pinned, since every op on
+    the same sequence would need a pin.
     """
     rules = {pin.op: pin.rule for pin in pins}
     for op in view.ops:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import Errors, Pairing, reads
-from amp_rewrite.evidence.opening import check_as_is, drawing, low_types, name_of, unrolled, usual_provider
+from amp_rewrite.evidence.opening import check_as_is, low_types, name_of, provider_or_default, random_op_notes, unrolled
 from amp_rewrite.evidence.verify import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.dataflow import reach
@@ -28,7 +28,7 @@ JUMP = 10.0
 
 @dataclass(frozen=True, repr=False)
 class Located(Result):
-    """Compared ops in topological order, and the first jump of the error.
+    """Compared ops in topological order, and the first jump in the error.
 
     Attributes:
         reference: name of the reference.
@@ -37,8 +37,8 @@ class Located(Result):
         low: the low type.
         rows: one per compared op.
         first_jump: first op with an accumulated error over `JUMP` times the larger of epsilon and its inputs' errors.
-        matched: floating values of the candidate that match a value of the reference.
-        matchable: floating values of the candidate.
+        matched: number of floating-point values of the candidate that match a value of the reference.
+        matchable: number of floating-point values of the candidate.
         notes: caveats.
     """
 
@@ -112,15 +112,15 @@ def locate(
     Args:
         a: anything that `Model.load` accepts; a model with low types is replaced by a float32 copy without rounding.
         b: anything that `Model.load` accepts.
-        data: a Feed, or any data that `Feed.of` accepts, for `a`; with feedback, both get the states of the reference.
+        data: a Feed, or any data that `Feed.of` accepts, for `a`; with feedback, both get the reference's states.
         progress: called as `progress(done, total)` after each run.
 
     Returns:
         The local and the accumulated error of each op, and the first op at which the error jumps.
 
     Raises:
-        ModelError: nothing matches, or the candidate has inputs that the reference lacks.
-        FeedError: the data do not fit the model.
+        ModelError: nothing matches, or the candidate has inputs that are missing in the reference.
+        FeedError: the data does not fit the model.
 
     Example:
         >>> import amp_rewrite
@@ -132,8 +132,8 @@ def locate(
     first, second = name_of(a, "the reference"), name_of(b, "the candidate")
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):
-        check_as_is(candidate, second, usual_provider(None))
-    random = (*drawing(reference, first), *drawing(candidate, second))
+        check_as_is(candidate, second, provider_or_default(None))
+    random = (*random_op_notes(reference, first), *random_op_notes(candidate, second))
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
@@ -144,7 +144,7 @@ def locate(
     errors_by_op = _errors_by_op(pairing, accumulated, pairing.local(progress))
     notes = ["the data is random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
-        twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
+        twin = f"{first} uses {' and '.join(widened)}: the reference is its float32 twin, which rounds nothing"
         notes.insert(0, twin)
     return Located(
         first,
@@ -188,13 +188,13 @@ def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> boo
     """True if an op's error is over JUMP times the largest error of the nearest measured values that it depends on."""
     view = pairing.candidate
 
-    def above(value: ValueId) -> Iterator[ValueId]:
+    def upstream(value: ValueId) -> Iterator[ValueId]:
         producer = view.producer(value)
         return reads(view, producer) if producer is not None and value not in accumulated else iter(())
 
-    operands = (v for v in reach(reads(view, view.ops[op]), above) if v in accumulated)
-    before = max((accumulated[v].error(pairing.low.tiny) for v in operands), default=0.0)
-    return error > JUMP * max(before, pairing.low.eps)
+    operands = (v for v in reach(reads(view, view.ops[op]), upstream) if v in accumulated)
+    input_error = max((accumulated[v].error(pairing.low.tiny) for v in operands), default=0.0)
+    return error > JUMP * max(input_error, pairing.low.eps)
 
 
 _NO_JUMP = "no op's error stands out"

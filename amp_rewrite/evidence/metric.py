@@ -48,8 +48,8 @@ def top1(a: Array, b: Array) -> float:
     """
     if a.ndim == 0 or a.shape[-1] < 2:
         raise PolicyError(
-            f"top1 needs two classes or more along the last axis, but the shape is {list(a.shape)}; choose another"
-            " metric, or the outputs that hold classes"
+            f"top1 needs two or more classes along the last axis, but the shape is {list(a.shape)}; choose another"
+            " metric, or compare only the outputs that contain class scores"
         )
     return float(np.mean(a.argmax(-1) == b.argmax(-1))) if a.size else 1.0
 
@@ -63,14 +63,14 @@ def scaled(a: Array, b: Array) -> float:
 
 
 class Measure(NamedTuple):
-    """A similarity or distance of two arrays, between `low` and `high`.
+    """A similarity or distance between two arrays, ranging from `low` to `high`.
 
     `function` gets flat float64 arrays of the values that are finite on both sides; for top1, it gets the whole arrays.
-    `usual`: a bound to suggest.
+    `suggested`: a bound to suggest.
     """
 
     function: Callable[[Array, Array], float]
-    usual: float
+    suggested: float
     low: float = -math.inf
     high: float = math.inf
 
@@ -87,28 +87,28 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     """Return the criterion for a tolerance, for rtol and/or atol, or for a metric with its bound; there is no default.
 
     `tolerance` is the bound of the metric "scaled". `metric`: a name in MEASURES with its bound, as in "cosine=0.999".
-    Raise PolicyError if none or two of them are passed, or a bound is invalid.
+    Raise PolicyError if none of them, or more than one, is passed, or if a bound is invalid.
     """
-    given: dict[str, Any] = {name: value for name in CRITERION if (value := keywords.get(name)) is not None}
-    if not given:
+    bounds: dict[str, Any] = {name: value for name in CRITERION if (value := keywords.get(name)) is not None}
+    if not bounds:
         raise PolicyError(
-            f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
-            f" {spelled('atol')}, or {spelled('metric')} with its bound; start with a tolerance of {STARTS}"
+            f"no criterion was given, and there is no default; pass {spelled('tolerance')}, {spelled('rtol')} and/or"
+            f" {spelled('atol')}, or {spelled('metric')} with its bound; a good start is a tolerance of {STARTS}"
         )
-    if len(given) > 1 and given.keys() != {"rtol", "atol"}:
-        raise PolicyError(f"{' and '.join(map(spelled, given))} are given; choose one of them")
-    for name, value in given.items():
+    if len(bounds) > 1 and bounds.keys() != {"rtol", "atol"}:
+        raise PolicyError(f"{' and '.join(map(spelled, bounds))} exclude each other; choose one")
+    for name, value in bounds.items():
         if CRITERION[name].kind is Kind.NUMBER:
             check_keyword(name, value, "float | None")
             if not 0 <= value < math.inf:
                 raise PolicyError(f"{spelled(name, value)}: use a finite number, 0 or more")
-            given[name] = float(value)
-    if "tolerance" in given:
-        return Criterion("scaled", given["tolerance"])
-    return _of_text(given["metric"]) if "metric" in given else Criterion(ALLCLOSE, **given)
+            bounds[name] = float(value)
+    if "tolerance" in bounds:
+        return Criterion("scaled", bounds["tolerance"])
+    return _parsed(bounds["metric"]) if "metric" in bounds else Criterion(ALLCLOSE, **bounds)
 
 
-def _of_text(metric: object) -> Criterion:
+def _parsed(metric: object) -> Criterion:
     name, _, bound = (part.strip() for part in str(metric).partition("="))
     if name not in MEASURES:
         legal = f"use one of {', '.join(MEASURES)} with a bound"
@@ -120,7 +120,7 @@ def _of_text(metric: object) -> Criterion:
         limit = math.nan
     if not measure.low <= limit <= measure.high or abs(limit) >= sys.float_info.max:
         span = "" if math.isinf(measure.low) else f" from {measure.low:g} to {measure.high:g}"
-        example = spelled("metric", f"{name}={measure.usual:g}")
+        example = spelled("metric", f"{name}={measure.suggested:g}")
         raise PolicyError(f"{spelled('metric', metric)} needs a finite bound{span}, as in {example}")
     return Criterion(name, limit)
 
@@ -128,16 +128,15 @@ def _of_text(metric: object) -> Criterion:
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
     """Return the difference of `b` from the reference `a`. O(elements).
 
-    The criterion applies to floating values (a complex value counts as two). Integers, booleans and strings must be
-    equal. The arrays must have equal shapes and types of the same kind; float32 and float16 are of the same kind. A
+    The criterion applies to floating-point values (a complex value counts as two). Integers, booleans and strings must
+    be equal. The arrays must have equal shapes and types of the same kind; float32 and float16 are the same kind. A
     value that is infinite or NaN on only one side fails, and so do infinities of opposite sign, and NaN on both sides
     unless `equal_nan`. Arrays without finite elements pass with `compared` 0 if nothing else fails.
     """
     kind = _kind(a)
-    if kind != _kind(b):
-        return Difference(a.size, False, f"the element type is {_type(a)} in the reference and {_type(b)} here")
-    if a.shape != b.shape:
-        return Difference(a.size, False, f"the shape is {list(a.shape)} in the reference and {list(b.shape)} here")
+    if kind != _kind(b) or a.shape != b.shape:
+        what, x, y = ("shape", [*a.shape], [*b.shape]) if kind == _kind(b) else ("element type", _type(a), _type(b))
+        return Difference(a.size, False, f"the {what} is {x} in the reference and {y} in the candidate")
     return _judged(_float64(a), _float64(b), by, equal_nan) if kind == "float" else _equal(a, b)
 
 
@@ -197,21 +196,21 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
             score = float(units.max())
         else:
             score = float(MEASURES[by.name].function(*((a, b) if by.name == "top1" else (x, y))))
-    because = f"{by.measured} {score:.4g}, {'at least' if by.higher else 'at most'} {by.limit:g} required"
+    because = f"{by.measured} {score:.4g}; {'at least' if by.higher else 'at most'} {by.limit:g} is required"
     if infinite := int(finite.size - finite.sum()):
         because += f"; {infinite} nonfinite values agree"
     return replace(difference, score=score, ok=by.passes(score), because=because)
 
 
-def _not_finite(a: Array, b: Array, odd: Array) -> str:
-    x, y = a.reshape(-1)[odd], b.reshape(-1)[odd]
+def _not_finite(a: Array, b: Array, mismatched: Array) -> str:
+    x, y = a.reshape(-1)[mismatched], b.reshape(-1)[mismatched]
     both = int(np.count_nonzero(np.isnan(x) & np.isnan(y)))
-    if both == odd.size:
+    if both == mismatched.size:
         return f"{both} of {a.size} values are NaN on both sides, which proves nothing"
     lost = int(np.count_nonzero(np.isfinite(x)))
     if lost:
         return f"{lost} of {a.size} values are NaN or infinite where the reference is finite"
-    return f"{odd.size} of {a.size} values are not finite, and differ"
+    return f"{mismatched.size} of {a.size} values are not finite and differ"
 
 
 def _at(difference: Difference, a: Array, b: Array, flat: int) -> Difference:
@@ -242,7 +241,7 @@ def differences(
         difference = _by_key([a], [b], by, equal_nan)
         yield part, replace(difference, where=difference.where[1:] if difference.where else None)
     elif not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
-        yield part, Difference(0, False, f"the reference gives {_container(a)}, the candidate {_container(b)}")
+        yield part, Difference(0, False, f"the reference returns {_container(a)}, the candidate {_container(b)}")
     elif not a:
         yield part, Difference(0, True, "an empty sequence on both sides", compared=1)
     elif all(isinstance(entries, dict) for entries in (*a, *b)):
@@ -258,7 +257,7 @@ Maps = Sequence[Mapping[Any, Any]]
 def _by_key(a: Maps, b: Maps, by: Criterion, equal_nan: bool) -> Difference:
     uniform = all(entries.keys() == a[0].keys() for entries in a)
     places = [(place, key) for place, entries in enumerate(a) for key in (a[0] if uniform else entries)]
-    for here, side, there in ((a, "here", b), (b, "in the reference", a)):
+    for here, side, there in ((a, "in the candidate", b), (b, "in the reference", a)):
         if lost := [(place, key) for place, entries in enumerate(here) for key in entries if key not in there[place]]:
             (place, key), more = lost[0], f" (and {len(lost) - 1} more)" if lost[1:] else ""
             return Difference(len(places), False, f"the key {key!r} of map {place}{more} is missing {side}")

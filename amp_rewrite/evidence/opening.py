@@ -36,15 +36,15 @@ from amp_rewrite.settings.choices import Target, target_of
 class Device:
     """Execution provider and emulation of a model's runs.
 
-    `provider`: the required provider; None means the first of CUDA and the CPU that opens, or WebGPU for a model with
+    `provider`: the required provider; None means CUDA if it loads and the CPU otherwise, or WebGPU for a model with
     that target. `emulate`: run low ops as float32 ops with rounding; by default only if no provider with low types
-    opens.
+    loads.
     """
 
     provider: str | None = None
     emulate: bool | None = None
 
-    def way(self, model: Model) -> tuple[str, bool]:
+    def choose(self, model: Model) -> tuple[str, bool]:
         """Return the provider of a model, and True if its low ops are emulated.
 
         Without a WebGPU device, a model for WebGPU is emulated as on CUDA, with smaller errors than WebGPU's sums in
@@ -53,12 +53,12 @@ class Device:
         webgpu = target_of(model) == Target.WEBGPU and self.provider is None
         if webgpu and self.emulate is not True and webgpu_opens():
             return WEBGPU, False
-        usual = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())
-        return usual_provider(self.provider), usual if self.emulate is None else self.emulate
+        default = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())
+        return provider_or_default(self.provider), default if self.emulate is None else self.emulate
 
 
-def usual_provider(named: str | None) -> str:
-    """Return the named provider; without a name, CUDA if it opens, else the CPU."""
+def provider_or_default(named: str | None) -> str:
+    """Return the named provider or, without a name, CUDA if it loads and the CPU otherwise."""
     return (CUDA if cuda_opens() else CPU) if named is None else named
 
 
@@ -71,12 +71,12 @@ def session_on(provider: str, threads: int = 0, options: Mapping[str, str] | Non
 def check_as_is(model: Model, name: str, provider: str) -> None:
     """Raise ModelError, with the model's name, if a model is invalid; its emulation could hide the fault.
 
-    The model must open on the provider, and its outputs must have their declared types. Kernels may be missing, because
+    The model must load on the provider, and its outputs must have their declared types. Kernels may be missing, because
     the emulation does not need them.
     """
-    wrong = misdeclared_output(View.of(inlined(model)))
-    if wrong is not None:
-        raise ModelError(f"{name}: {wrong}")
+    fault = misdeclared_output(View.of(inlined(model)))
+    if fault is not None:
+        raise ModelError(f"{name}: {fault}")
     providers = tuple(dict.fromkeys((provider, CPU)))
     try:
         open_on(model, name, SessionOptions(providers=providers, optimized=False, planned=False, spinning=False))
@@ -86,7 +86,7 @@ def check_as_is(model: Model, name: str, provider: str) -> None:
 
 
 def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
-    """Open a model on the first provider. Raise ModelError, with the model's name, if it does not open there."""
+    """Open a model on the first provider. Raise ModelError, with the model's name, if it does not load there."""
     provider = options.providers[0]
     try:
         runner = Runner.open(model, options)
@@ -94,8 +94,8 @@ def open_on(model: Model, name: str, options: SessionOptions) -> Runner:
         raise ModelError(f"{name}: {error}") from error
     if runner.provider != provider:
         raise ModelError(
-            f"{name}: {provider} cannot be used here; use {spelled('provider', runner.provider)}, or install its"
-            " libraries"
+            f"{name}: {provider} cannot be used on this machine; use {spelled('provider', runner.provider)}, or install"
+            " its libraries"
         )
     return runner
 
@@ -110,7 +110,7 @@ def unrolled(feed: Feed, model: Model) -> Feed:
     back = feed.feedback
     if back is None:
         return feed
-    runner, names = Runner.open(written_out(model)), list(dict(back.pairs))
+    runner, names = Runner.open(decompose(model)), list(dict(back.pairs))
 
     def source() -> Iterator[Batch]:
         outputs: dict[str, Any] = {}
@@ -126,22 +126,22 @@ def low_types(model: Model) -> tuple[str, ...]:
     return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
 
 
-def written_out(model: Model) -> Model:
+def decompose(model: Model) -> Model:
     """Decompose the operators without a CPU kernel in a float32 model."""
     bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
-    lacking = any(node.op_type in CUDA_ONLY for body in bodies for node in all_nodes(body))
-    return emulate(model, rounding=False, io="float32") if lacking else model
+    needs_cuda = any(node.op_type in CUDA_ONLY for body in bodies for node in all_nodes(body))
+    return emulate(model, rounding=False, io="float32") if needs_cuda else model
 
 
-def drawing(model: Model, name: str) -> Iterator[str]:
+def random_op_notes(model: Model, name: str) -> Iterator[str]:
     """Yield a note if ops draw random numbers without a seed: their outputs cannot be compared."""
     view = View.of(model)
     drawn = [op for op in view.ops if _draws(view, op) and all(a.name != "seed" for a in op.node.attribute)]
     if drawn:
         more = f" and {len(drawn) - 1} more" if drawn[1:] else ""
         yield (
-            f"{name} draws different random numbers in each run; set the attribute seed of {drawn[0].name!r}"
-            f" ({drawn[0].kind}){more}"
+            f"{name} draws different random numbers in each run; to compare runs, set the `seed` attribute of"
+            f" {drawn[0].name!r} ({drawn[0].kind}){more}"
         )
 
 
@@ -154,9 +154,9 @@ def _draws(view: View, op: Op) -> bool:
 
 
 def casting_in_graph(model: Model) -> Model:
-    """Replace pending casts of weights with Cast nodes of the same results.
+    """Replace pending casts of weights with equivalent Cast nodes.
 
-    A pending cast must finish, in memory or in a file, before the model opens. A Cast node runs when the weight is
+    A pending cast must finish, in memory or in a file, before the model loads. A Cast node runs when the weight is
     read, and for a lookup table it casts only the gathered rows. Where a pending cast saturates, a Cast node would
     return infinity, so such weights keep their pending cast. O(bytes of weights to round), streamed.
     """
@@ -165,7 +165,7 @@ def casting_in_graph(model: Model) -> Model:
     names = inputs.union((t.name for t in proto.graph.initializer), *(node.output for node in proto.graph.node))
     tables = _tables(proto.graph)
     casts: list[NodeProto] = []
-    behind: dict[str, NodeProto] = {}
+    gathered_casts: dict[str, NodeProto] = {}
     for tensor in proto.graph.initializer:
         stored = _stored(model, tensor) if tensor.name not in inputs else None
         if stored is None:
@@ -174,11 +174,11 @@ def casting_in_graph(model: Model) -> Model:
         for gather in tables.get(tensor.name, ()):
             gather.input[0], result = stored.name, gather.output[0]
             gather.output[0] = claimed(f"{result}/stored", names)
-            behind[gather.output[0]] = new_cast(gather.output[0], result, to, name=f"{result}/cast")
+            gathered_casts[gather.output[0]] = new_cast(gather.output[0], result, to, name=f"{result}/cast")
         if tensor.name not in tables:
             casts.append(new_cast(stored.name, tensor.name, to, name=f"{tensor.name}/cast"))
         tensor.CopyFrom(stored)
-    nodes = [part for node in proto.graph.node for part in (node, *filter(None, map(behind.get, node.output)))]
+    nodes = [part for node in proto.graph.node for part in (node, *filter(None, map(gathered_casts.get, node.output)))]
     refill(proto.graph, "node", [*casts, *nodes])
     return replace(model, proto=proto)
 
@@ -222,12 +222,12 @@ def in_tf32(model: Model) -> Model | None:
     return replace(model, proto=proto)
 
 
-def opening(model: Model) -> Model:
-    """Return the model in the form that opens fastest.
+def quick_to_load(model: Model) -> Model:
+    """Return the model in its fastest form to load.
 
     Pending casts become Cast nodes, which onnxruntime folds in memory; otherwise, the whole model would be written to a
-    temporary folder. This applies up to a quarter of the machine's memory, since two models may be open at once. A
-    larger model is better in a file, because the system can release its pages.
+    temporary folder. This applies up to a quarter of the machine's memory, since two models may be loaded at once. A
+    larger model stays in a file, because the system can then release its pages.
     """
     return casting_in_graph(model) if model.nbytes <= main_memory() // 4 else model
 

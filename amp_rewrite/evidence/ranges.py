@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MAX_BYTES = 256 * 2**20
-_AGAIN = "calibrate again"
+_REMEDY = "calibrate again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Ranges(Result):
 
     Attributes:
         to: "float16" or "bfloat16".
-        values: range of each floating tensor, by name; in a body, after the body's path and a colon.
+        values: range of each floating-point tensor, by name; in a body, after the body's path and a colon.
         batches: number of batches.
         origin: source of the data.
         random: True for random data.
         model: file name of the model.
         graph: the graph's `Fingerprint`.
         weights: the weights' `Fingerprint`.
-        untapped: reason for each floating value that was not measured.
+        untapped: the reason each unmeasured floating-point value was not measured.
         tool: version of this package.
 
     Example:
@@ -109,7 +109,7 @@ class Ranges(Result):
             if mine != theirs:
                 fault = f"{what} {mine[:12]} and {theirs[:12]} differ"
                 name = f", {self.model}" if self.model else ""
-                raise EvidenceError(f"the ranges belong to another model{name}: {fault}; {_AGAIN} on this one")
+                raise EvidenceError(f"the ranges belong to another model{name}: {fault}; {_REMEDY} on this one")
 
     def to_json(self) -> str:
         """Return JSON with one value per line; equal ranges have equal JSON."""
@@ -126,14 +126,14 @@ class Ranges(Result):
         Raises:
             EvidenceError: the text is invalid; the message names the field.
         """
-        ranges: Ranges = load(text, source, "a file of ranges", _AGAIN, EvidenceError, _ranges)
+        ranges: Ranges = load(text, source, "a ranges file", _REMEDY, EvidenceError, _ranges)
         return ranges
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the ranges to a file atomically.
 
         Raises:
-            EvidenceError: the file cannot be written, or exists.
+            EvidenceError: the file cannot be written, or already exists.
         """
         file = Path(path)
         check_writable(file, overwrite)
@@ -152,9 +152,9 @@ class Ranges(Result):
         try:
             content = read_regular(path, MAX_BYTES)
         except OSError as cause:
-            raise EvidenceError(f"cannot read {path}: {cause.strerror}; name a file that calibrate wrote") from cause
+            raise EvidenceError(f"cannot read {path}: {cause.strerror}; name a file written by calibrate") from cause
         if len(content) > MAX_BYTES:
-            raise EvidenceError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so it is not a file of ranges")
+            raise EvidenceError(f"{path} is larger than {MAX_BYTES >> 20} MiB, so it is not a ranges file")
         return cls.from_json(content, str(path))
 
     def text(self, *, top: int | None = None) -> str:
@@ -177,7 +177,7 @@ class Ranges(Result):
 
 
 def key(view: View, value: ValueId) -> str:
-    """Return the name of a value in a ranges file; equal names in bodies of equal path share one range."""
+    """Return the name of a value in a ranges file; equal names in bodies with equal paths share one range."""
     path = view.scopes[view.values[value].scope].path
     return f"{path.removesuffix('/')}:{view.value_name(value)}" if path else view.value_name(value)
 

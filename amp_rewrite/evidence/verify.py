@@ -15,13 +15,13 @@ from amp_rewrite.evidence.metric import criterion, differences
 from amp_rewrite.evidence.opening import (
     Device,
     check_as_is,
-    drawing,
+    decompose,
     low_types,
     name_of,
     open_on,
-    opening,
+    quick_to_load,
+    random_op_notes,
     session_on,
-    written_out,
 )
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
@@ -43,7 +43,7 @@ EMULATED = "emulated"
 """Word in the description of an emulated run."""
 
 _MAX_CACHED = 1 << 30
-"""Maximum bytes of outputs cached between runs; others are computed again."""
+"""Maximum size of the outputs cached between runs, in bytes; the others are computed again."""
 
 Progress = Callable[[int, int], None]
 
@@ -74,7 +74,7 @@ def verify(
             model gets its own states.
         outputs: names of the outputs to compare; by default all.
         equal_nan: accept NaN on both sides.
-        emulate: run low ops as float32 ops with rounding; by default unless CUDA opens, since the CPU does not round.
+        emulate: run low ops as float32 ops with rounding; by default unless CUDA loads, since the CPU does not round.
         provider: the required provider; None means WebGPU for a model converted for it, else CUDA, else the CPU.
         progress: called as `progress(done, total)` after each batch.
         **near: the criterion, as one of the options below.
@@ -84,7 +84,7 @@ def verify(
 
     Raises:
         ModelError: a model is invalid or does not run.
-        FeedError: the data do not fit a model.
+        FeedError: the data does not fit a model.
         PolicyError: the criterion is missing or invalid.
 
     Example:
@@ -140,14 +140,14 @@ def verdict_of(
         (out, into), option = next(iter(states.items())), spelled("feedback", words[0]) + " …" * (len(words) > 1)
         more = f", and so on for {len(states)} states" if len(states) > 1 else ""
         reason = f"output {out!r} looks like the next {into!r}{more}"
-        notes.append(f"without {option} this does not show errors that build up over many steps: {reason}")
+        notes.append(f"without {option}, this comparison misses errors that build up over many steps: {reason}")
     data = FedData(feed.origin, feed.random, len({row.batch for row in rows}))
     return Verdict(reference.ran, candidate.ran, data, comparison.by, tuple(rows), refusals, tuple(notes), words)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two models, opened in a session, with a description of its runs.
+    """One of the two models, loaded in a session, with a description of its runs.
 
     `cache`: outputs by run; None to cache nothing.
     """
@@ -163,16 +163,16 @@ class Side:
         """Open a model. `cached`: cache its outputs; `valid`: skip the check before an emulation."""
         model = Model.load(source)
         low = " and ".join(low_types(model))
-        provider, emulates = device.way(model)
+        provider, emulates = device.choose(model)
         if emulates and not low:
-            model, emulates = written_out(model), False
-        notes = list(drawing(model, name))
+            model, emulates = decompose(model), False
+        notes = list(random_op_notes(model, name))
         if provider == CPU and low and not emulates:
-            notes.append(f"{name}: onnxruntime's CPU provider computes most {low} ops in float32 and does not round")
+            notes.append(f"{name}: onnxruntime's CPU provider computes most {low} ops in float32, without rounding")
         if emulates:
             if not valid:
                 check_as_is(model, name, provider)
-            model = opening(emulated(model, io="float32"))
+            model = quick_to_load(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
         how = f" {EMULATED}{' as on CUDA' if target_of(model) == Target.WEBGPU else ''}" if emulates else ""
         description = f"{low or 'float32'}{how} on {runner.provider}"
@@ -297,7 +297,7 @@ class Verdict(Result):
         criterion: tolerance or metric.
         rows: one per output and run; a run is a batch, or with feedback a step on a batch.
         refusals: differences in the names and order of the outputs.
-        notes: caveats, for example that the data were random.
+        notes: caveats, for example that the data is random.
         states: suggested values of `feedback`, if outputs that look like states were not fed back.
     """
 
@@ -371,7 +371,7 @@ class Verdict(Result):
             return ""
         step = 10.0 ** math.floor(math.log10(largest))
         passing = f"{math.ceil(largest / step) * step:g}"
-        return f"the largest error is {largest:.2g}, so it passes with a tolerance of {passing}"
+        return f"the largest error is {largest:.2g}, so the candidate passes with a tolerance of {passing}"
 
     @property
     def _remarks(self) -> tuple[str, ...]:
@@ -388,7 +388,7 @@ class Verdict(Result):
         if self.refusals:
             return self.refusals
         if not self.rows:
-            return ("nothing was compared, for lack of a batch or an output",)
+            return ("nothing was compared, because there is no batch or no output",)
         failures = [
             f"output {r.label!r}, batch {r.place}: {r.difference.because}" for r in self.rows if not r.difference.ok
         ]
@@ -491,7 +491,7 @@ def _json(value: object) -> str:
 
 
 def plain_json(value: object) -> object:
-    """Replace infinities and NaN with strings, also in nested dictionaries."""
+    """Replace infinities and NaN with strings, including in nested dictionaries."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

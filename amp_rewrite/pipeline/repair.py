@@ -21,7 +21,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import local_errors
 from amp_rewrite.evidence.guard import carried, is_low_op, read_low
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.opening import Device, in_tf32, unrolled, written_out
+from amp_rewrite.evidence.opening import Device, decompose, in_tf32, unrolled
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, Verdict, plain_json, verdict_of
 from amp_rewrite.files.model import METADATA_KEY, Model, ModelSource
@@ -327,7 +327,7 @@ def with_tf32(
 def reference_of(draft: Draft) -> Model:
     """Return the float32 reference: the model itself, widened if it is a half-precision model."""
     half = draft.view.low_types or draft.widened
-    return emulate(draft.source, rounding=False, io="float32") if half else written_out(draft.source)
+    return emulate(draft.source, rounding=False, io="float32") if half else decompose(draft.source)
 
 
 @dataclass

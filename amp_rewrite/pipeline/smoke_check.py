@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Drawing
-from amp_rewrite.evidence.opening import Device, casting_in_graph, drawing
+from amp_rewrite.evidence.opening import Device, casting_in_graph, random_op_notes
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
@@ -139,7 +139,7 @@ class _Reference:
             raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB; above 1 GB, a check must be requested")
         defaults = Drawing(scale=HEADROOM, free=_FREE, limit=_MAX_INPUT)
         feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(defaults, **batch))
-        for note in drawing(source, "the model"):
+        for note in random_op_notes(source, "the model"):
             raise ModelError(note)
         model = reference_of(draft)
         outputs = tuple(_run(model, feed))

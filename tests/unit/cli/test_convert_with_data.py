@@ -123,7 +123,7 @@ def test_the_advice_of_a_verdict_runs_as_printed() -> None:
     plain = run("verify", "leaky.onnx", "low.onnx", "--data", "one.npz", "--tolerance", "1e-2", "--report", "v.json")
     assert plain.exit_code == 0, plain.stderr
     *_, note, command = plain.stdout.splitlines()
-    assert note.startswith("note: without --feedback hn=h this does not show errors that build up over many steps: ")
+    assert note.startswith("note: without --feedback hn=h, this comparison misses errors that build up over ")
     words = "verify leaky.onnx low.onnx --data one.npz --tolerance 1e-2 --report v.json"
     assert command == f"next: amp-rewrite {words} --feedback hn=h --steps 100 --overwrite"
     done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
@@ -140,7 +140,7 @@ def test_calibrate_convert_and_settings_take_feedback() -> None:
     assert (ranges["values"]["hn"]["absmax"], ranges["batches"]) == (6, 4)
     words = ("leaky.onnx", "--target", "onnx", "--tolerance", "1e-2", "--data", "one.npz", "--dry-run")
     plain, fed = run(*words), run(*words, "-v", *KEYS)
-    assert "without --set feedback=hn=h this does not show errors that build up over many steps" in plain.stdout
+    assert "without --set feedback=hn=h, this comparison misses errors that build up over many steps" in plain.stdout
     assert "repair: 1 of" in fed.stdout and "300 steps each, hn fed back to h" in fed.stdout, fed.stdout
     Path("amp.toml").write_text('data = "one.npz"\nfeedback = "hn=h"\nsteps = 300\ntolerance = 0.01\n')
     assert run("verify", "leaky.onnx", "low.onnx").exit_code == 1

@@ -157,13 +157,13 @@ MISTAKES = {
     "net.onnx --lists none.yaml": ("none.yaml: no such list file; the shipped lists are float16, bfloat16, tensorflow"),
     "net.onnx --config none.toml": "cannot read none.toml: No such file or directory; name a TOML file",
     "net.onnx --ranges none.json": (
-        "cannot read none.json: No such file or directory; name a file that calibrate wrote"
+        "cannot read none.json: No such file or directory; name a file written by calibrate"
     ),
     "net.onnx --data none.npz": (
         "cannot read none.npz: there is no such file; name a .npz file, or a folder of .npz files"
     ),
     "locate neg.onnx net.onnx --data three.npz": (
-        "no value of the two models matches: their ops have neither names nor structure in common"
+        "no values of the two models match: their ops have neither names nor structure in common"
     ),
     "net.onnx --data named.npz": "batch 0 has an array 'X1', but the model has input 'x'; drop it",
     "-": DASH,

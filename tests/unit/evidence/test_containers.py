@@ -41,15 +41,15 @@ def test_maps_are_compared_by_key_and_sequences_of_them_as_matrices() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [
-        (NAMES, [NAMES[0], {"cat": 0.5}], "the key 'dog' of map 1 is missing here"),
-        (NAMES, [{"cat": 0.2}, {"cat": 0.5}], "the key 'dog' of map 0 (and 1 more) is missing here"),
+        (NAMES, [NAMES[0], {"cat": 0.5}], "the key 'dog' of map 1 is missing in the candidate"),
+        (NAMES, [{"cat": 0.2}, {"cat": 0.5}], "the key 'dog' of map 0 (and 1 more) is missing in the candidate"),
         ([{1: 2.0}], [{1: 2.0, 2: 0.0}], "the key 2 of map 0 is missing in the reference"),
-        ([{0: 1.0}], [{"0": 1.0}], "the key 0 of map 0 is missing here"),
-        (NAMES, NAMES[:1], "the reference gives a sequence of 2, the candidate a sequence of 1"),
-        (NAMES[:1], NAMES[0], "the reference gives a sequence of 1, the candidate a map"),
-        (NAMES[0], np.ones(2), "the reference gives a map, the candidate a tensor"),
-        (NAMES[0], None, "the reference gives a map, the candidate nothing"),
-        ([NAMES[0]], [np.ones(2)], "the reference gives a map, the candidate a tensor"),
+        ([{0: 1.0}], [{"0": 1.0}], "the key 0 of map 0 is missing in the candidate"),
+        (NAMES, NAMES[:1], "the reference returns a sequence of 2, the candidate a sequence of 1"),
+        (NAMES[:1], NAMES[0], "the reference returns a sequence of 1, the candidate a map"),
+        (NAMES[0], np.ones(2), "the reference returns a map, the candidate a tensor"),
+        (NAMES[0], None, "the reference returns a map, the candidate nothing"),
+        ([NAMES[0]], [np.ones(2)], "the reference returns a map, the candidate a tensor"),
     ],
 )
 def test_different_keys_lengths_and_kinds_fail_with_a_reason(a: Any, b: Any, because: str) -> None:

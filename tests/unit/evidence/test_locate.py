@@ -182,9 +182,7 @@ def test_an_op_with_a_body_is_measured_as_a_whole() -> None:
 
 def test_a_half_precision_reference_is_replaced_by_its_float32_twin() -> None:
     located = locate(SCALED_HALF, SCALED_HALF, OVERFLOWING)
-    assert located.notes == (
-        "the reference is float16: the reference is its float32 twin, in which nothing is rounded",
-    )
+    assert located.notes == ("the reference uses float16: the reference is its float32 twin, which rounds nothing",)
     assert located.first_jump is not None
     assert (located.first_jump.op, located.first_jump.overflows) == ("up", True)
     rounded = locate(SCALED_HALF, SCALED_HALF, {"x": np.float32([1, 1.0001, 1.3])})
@@ -223,7 +221,7 @@ def test_ops_with_other_names_are_matched_by_structure_and_shapes() -> None:
     [
         (
             parsed("[other] z = Exp (v)", "(float[3] v) => (float[3] z)"),
-            "no value of the two models matches: their ops have neither names nor structure in common",
+            "no values of the two models match: their ops have neither names nor structure in common",
         ),
         (
             parsed("[up] p = Mul (x, a) [down] y = Mul (p, a)", "(float[3] x, float a) => (float[3] y)"),

@@ -124,7 +124,7 @@ Edit = Callable[[dict[str, Any]], object]
         (lambda d: d["values"]["x"].update(absmin=8e4), "values.x.absmin is larger than its absmax; calibrate again"),
         (lambda d: d["untapped"].update(s=1), "untapped.s must be text, but is an integer; calibrate again"),
         ("[]", "the document must be an object, but is a list; calibrate again"),
-        ("[" * 100_000, "nested too deeply, so not a file of ranges"),
+        ("[" * 100_000, "nested too deeply, so not a ranges file"),
         (TEXT.replace("70000.0", "NaN"), "not JSON (NaN is not a JSON number); calibrate again"),
         (TEXT.replace("70000.0", "1e999"), "values.x.absmax must be a finite number, 0 or more;"
          " calibrate again"),
@@ -150,9 +150,9 @@ def test_missing_and_oversized_files_are_refused(tmp_path: Path) -> None:
             Ranges.load(path)
         facts.append(str(error.value).replace(str(tmp_path), "T"))
     assert facts == [
-        "cannot read T/none.json: No such file or directory; name a file that calibrate wrote",
-        "cannot read T: it is not a regular file; name a file that calibrate wrote",
-        "T/large.json: larger than 256 MiB, so it is not a file of ranges",
+        "cannot read T/none.json: No such file or directory; name a file written by calibrate",
+        "cannot read T: it is not a regular file; name a file written by calibrate",
+        "T/large.json is larger than 256 MiB, so it is not a ranges file",
     ]
 
 
@@ -426,7 +426,7 @@ def test_ranges_hold_these_ops_in_float32_by_these_rules(case: str) -> None:
     ("model", "value", "found", "finding"),
     [
         (chain(), "c", 40_000.0, ("overflow", "reaches 40000; with headroom 2, beyond 65504; fits bfloat16")),
-        (chain(), "c", 1e-4, ("underflow", "stays below 0.0001, which is less than 2 times 6.10352e-05")),
+        (chain(), "c", 1e-4, ("underflow", "never exceeds 0.0001, which is less than 2 times 6.10352e-05")),
         (chain(), "a", INFINITE, ("nonfinite", "has 3 of 64 elements already infinite or NaN in float32")),
         (
             mean(4096),

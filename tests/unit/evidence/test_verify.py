@@ -55,7 +55,7 @@ OVERFLOWING = {"x": np.float32([[1, 300, 1000], [1, 1, 1]])}
 def test_unseeded_random_ops_are_reported(body: str, drawn: str) -> None:
     random = model(body, constants="bool t = {1}" if "t)" in body else "")
     found = list(verify(random, random, {"x": np.ones((2, 3), np.float32)}, rtol=1e9).notes)
-    half = f"the {{}} draws different random numbers in each run; set the attribute seed of {drawn}"
+    half = f"the {{}} draws different random numbers in each run; to compare runs, set the `seed` attribute of {drawn}"
     assert found == ([half.format("reference"), half.format("candidate")] if drawn else [])
 
 
@@ -71,7 +71,7 @@ def test_a_model_agrees_with_itself_and_mismatches_show_the_worst_of_each_output
     verdict = verify(RELU, candidate, batches, atol=2.0)
     assert [row.difference.max_abs for row in verdict.rows] == [0.0, 2.5, 1.25]
     assert [(row.output, row.batch) for row in verdict.worst] == [("y", 1)]
-    assert verdict.because == "output 'y', batch 1: error in units of the allowed error 1.25, at most 1 required"
+    assert verdict.because == "output 'y', batch 1: error in units of the allowed error 1.25; at most 1 is required"
 
 
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
@@ -102,14 +102,14 @@ def test_batches_are_read_one_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("candidate", "because"),
     [
-        (model("y = Neg (x)"), "output 'y', batch 0: error in units of the allowed error 6e+05, at most"),
+        (model("y = Neg (x)"), "output 'y', batch 0: error in units of the allowed error 6e+05; at most"),
         (
             model("y = Transpose (x)", y="float[3,2] y"),
-            "output 'y', batch 0: the shape is [2, 3] in the reference and [3, 2] here",
+            "output 'y', batch 0: the shape is [2, 3] in the reference and [3, 2] in the candidate",
         ),
         (
             model("y = Cast <to = 7> (x)", y="int64[2,3] y"),
-            "output 'y', batch 0: the element type is float32 in the reference and int64 here",
+            "output 'y', batch 0: the element type is float32 in the reference and int64 in the candidate",
         ),
         (model("z = Relu (x)", y="float[2,3] z"), "the candidate has no output 'y' (1 more failure)"),
         (model("y = Relu (x) z = Neg (x)", y="float[2,3] y, float[2,3] z"), "the reference has no output 'z'"),
@@ -152,7 +152,7 @@ def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_ses
     plain = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10, emulate=False)
     assert (plain.ok, plain.candidate.as_) == (True, f"float16 on {CPU}")
     assert plain.notes == (
-        "the candidate: onnxruntime's CPU provider computes most float16 ops in float32 and does not round",
+        "the candidate: onnxruntime's CPU provider computes most float16 ops in float32, without rounding",
     )
 
 
@@ -169,7 +169,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
     with pytest.raises(ModelError) as error:
         verify(RELU, RELU, X, rtol=1.0)
     assert str(error.value) == (
-        f"the reference: {CUDA} cannot be used here; use provider={CPU!r}, or install its libraries"
+        f"the reference: {CUDA} cannot be used on this machine; use provider={CPU!r}, or install its libraries"
     )
 
 
@@ -182,7 +182,7 @@ def test_an_input_of_only_the_candidate_is_an_error_that_names_it() -> None:
 def test_a_failed_verdict_names_the_tolerance_that_would_pass() -> None:
     candidate = model("z = Relu (x) y = Mul (z, c)", constants="float c = {1.037}")
     failed = verify(RELU, candidate, X, rtol=1e-3)
-    note = "the largest error is 0.037, so it passes with a tolerance of 0.04"
+    note = "the largest error is 0.037, so the candidate passes with a tolerance of 0.04"
     assert (failed.reached, f"note: {note}\n" in failed.text()) == (note, True)
     assert verify(RELU, candidate, X, tolerance=0.04).ok
     wrong, lost = (model("z = Relu (x) y = Mul (z, c)", constants=f"float c = {{{c}}}") for c in ("2", "1e38"))
@@ -233,7 +233,7 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
     assert found == Difference(
         elements=3,
         ok=True,
-        because="error in units of the allowed error 0.6667, at most 1 required",
+        because="error in units of the allowed error 0.6667; at most 1 is required",
         compared=3,
         max_abs=1.0,
         scaled=0.01,
@@ -249,15 +249,15 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
     [
         (f32(1, 2), f32(1, NAN), "1 of 2 values are NaN or infinite where the reference is finite"),
         (f32(1, 2), f32(1, INF), "1 of 2 values are NaN or infinite where the reference is finite"),
-        (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite, and differ"),
-        (f32(INF), f32(-INF), "1 of 1 values are not finite, and differ"),
+        (f32(1, INF), f32(1, 3e38), "1 of 2 values are not finite and differ"),
+        (f32(INF), f32(-INF), "1 of 1 values are not finite and differ"),
         (f32(NAN, 1), f32(NAN, 1), "1 of 2 values are NaN on both sides, which proves nothing"),
-        (f32(NAN), f32(INF), "1 of 1 values are not finite, and differ"),
-        (np.zeros((2, 3)), np.zeros((3, 2)), "the shape is [2, 3] in the reference and [3, 2] here"),
-        (np.zeros(1), np.zeros(()), "the shape is [1] in the reference and [] here"),
-        (f32(1), np.array([1]), "the element type is float32 in the reference and int64 here"),
-        (np.array([True]), np.array([1]), "the element type is bool in the reference and int64 here"),
-        (np.array(["1"], object), np.array([1]), "the element type is string in the reference and int64 here"),
+        (f32(NAN), f32(INF), "1 of 1 values are not finite and differ"),
+        (np.zeros((2, 3)), np.zeros((3, 2)), "the shape is [2, 3] in the reference and [3, 2] in the candidate"),
+        (np.zeros(1), np.zeros(()), "the shape is [1] in the reference and [] in the candidate"),
+        (f32(1), np.array([1]), "the element type is float32 in the reference and int64 in the candidate"),
+        (np.array([True]), np.array([1]), "the element type is bool in the reference and int64 in the candidate"),
+        (np.array(["1"], object), f32(1), "the element type is string in the reference and float32 in the candidate"),
         (np.array([1, 2, 3]), np.array([1, 2, 4]), "1 of 3 values differ, and integer values must be equal"),
         (np.array([True]), np.array([False]), "1 of 1 values differ, and bool values must be equal"),
         (
@@ -328,14 +328,14 @@ def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(PolicyError) as error:
         compare(np.zeros(shape), np.zeros(shape), criterion(metric="top1=1"))
     assert str(error.value) == (
-        f"top1 needs two classes or more along the last axis, but the shape is {list(shape)}; choose another metric,"
-        " or the outputs that hold classes"
+        f"top1 needs two or more classes along the last axis, but the shape is {list(shape)}; choose another metric,"
+        " or compare only the outputs that contain class scores"
     )
 
 
 NONE = (
-    "no criterion given, and there is no default; give tolerance=, rtol= and/or atol=, or metric= with its bound;"
-    " start with a tolerance of 1e-2 for float16, 8e-2 for bfloat16"
+    "no criterion was given, and there is no default; pass tolerance=, rtol= and/or atol=, or metric= with its bound;"
+    " a good start is a tolerance of 1e-2 for float16, 8e-2 for bfloat16"
 )
 
 
@@ -346,8 +346,8 @@ NONE = (
         ({"rtol": -1.0}, "rtol=-1.0: use a finite number, 0 or more"),
         ({"atol": math.nan}, "atol=nan: use a finite number, 0 or more"),
         ({"tolerance": math.inf}, "tolerance=inf: use a finite number, 0 or more"),
-        ({"metric": "snr=1", "rtol": 1.0}, "rtol= and metric= are given; choose one of them"),
-        ({"tolerance": 1.0, "rtol": 1.0, "atol": 1}, "tolerance= and rtol= and atol= are given; choose one of them"),
+        ({"metric": "snr=1", "rtol": 1.0}, "rtol= and metric= exclude each other; choose one"),
+        ({"tolerance": 1.0, "rtol": 1.0, "atol": 1}, "tolerance= and rtol= and atol= exclude each other; choose one"),
         ({"metric": "cos=1"}, "unknown metric 'cos'; did you mean 'cosine'?"),
         ({"metric": "snr"}, "metric='snr' needs a finite bound, as in metric='snr=40'"),
         ({"metric": "snr=high"}, "metric='snr=high' needs a finite bound, as in metric='snr=40'"),

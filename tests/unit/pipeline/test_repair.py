@@ -108,7 +108,7 @@ def test_errors_without_ops_to_pin_cannot_be_repaired() -> None:
     assert found.candidates == 0
     text = found.text()
     assert "float16 cannot meet the tolerance: even with all ops in float32 " in text
-    assert "so it passes with a tolerance of 0." in text
+    assert "so the candidate passes with a tolerance of 0." in text
 
 
 def test_a_half_model_is_repaired_against_its_widened_twin() -> None:

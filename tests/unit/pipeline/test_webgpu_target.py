@@ -37,11 +37,11 @@ def test_a_converted_model_records_its_target_and_runs_accordingly(monkeypatch: 
     assert target_of(converted.result) == Target.WEBGPU
     assert target_of(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
     monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: True)
-    way = Device().way(converted.result)
+    way = Device().choose(converted.result)
     assert way == (WEBGPU, False)
-    assert Device(emulate=True).way(converted.result)[1]
+    assert Device(emulate=True).choose(converted.result)[1]
     monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: False)
-    assert Device().way(converted.result)[1]
+    assert Device().choose(converted.result)[1]
 
 
 def test_without_a_device_verify_emulates_like_cuda_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
