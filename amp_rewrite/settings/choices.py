@@ -1,4 +1,4 @@
-"""Types and parsers of options with a choice: low type, target, fusion, opset, shift, headroom."""
+"""Types and parsers of options with a fixed choice: low type, target, fusion, opset, shift and headroom."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class TorchType(Protocol):
 
     @property
     def is_floating_point(self) -> bool:
-        """True for floating types."""
+        """True for floating-point types."""
 
 
 class PrecisionPolicy(Protocol):
-    """A `Policy`, recognized without importing the `train` wing."""
+    """A `Policy`, recognized without importing `amp_rewrite.train`."""
 
     @property
     def lowers(self) -> DType | None:
@@ -59,8 +59,7 @@ _LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or m
 def low_type(to: object) -> DType:
     """Return the low type for a type accepted by `DType.parse`, or for a mixed policy.
 
-    PolicyError for anything else, for another type than a low one, and for a policy that lowers nothing or also lowers
-    the results.
+    PolicyError for anything else, including other types, and policies that lower nothing or also lower the results.
     """
     name = to.strip().lower() if isinstance(to, str) else ""
     if name in MIXED:
@@ -72,11 +71,11 @@ def low_type(to: object) -> DType:
         if isinstance(policy, type) or not hasattr(policy, "lowers"):
             raise PolicyError(f"unknown type or policy {to!r}; {advice(name, get_args(LowName), _LOW_FORMS)}") from None
         if policy.lowers is None:
-            way = "use mixed_float16 or mixed_bfloat16"
-            raise PolicyError(f"policy {policy.name!r} lowers nothing; {way}") from None
+            remedy = "use mixed_float16 or mixed_bfloat16"
+            raise PolicyError(f"policy {policy.name!r} lowers nothing; {remedy}") from None
         if not policy.mixed:
-            way = f"use mixed_{policy.name}, and {spelled('io', 'low')} for low inputs and outputs"
-            raise PolicyError(f"policy {policy.name!r} does not keep results in float32; {way}") from None
+            remedy = f"use mixed_{policy.name}, and {spelled('io', 'low')} for low inputs and outputs"
+            raise PolicyError(f"policy {policy.name!r} does not keep results in float32; {remedy}") from None
         return DType(policy.lowers)
     if not dtype.low:
         raise PolicyError(f"cannot lower to {dtype.spelling}; use float16 or bfloat16")
@@ -87,28 +86,28 @@ def low_type(to: object) -> DType:
 
 
 def one_of(words: Collection[str], spelling: object, what: str) -> str:
-    """Return the word spelled by a text, in any case and with "_" or "-"; PolicyError for an unknown one."""
+    """Return the matching word, ignoring case and the difference of "_" and "-"; PolicyError if there is none."""
     word = str(spelling).strip().lower().replace("_", "-")
     if word in words:
         return word
     raise PolicyError(f"unknown value {spelling!r} for {what}; {advice(spelling, words)}")
 
 
-_OTHER_WORDS = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}
+_TARGET_ALIASES = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target runtime of a conversion. It decides which types are legal.
+    """The target runtime of a conversion, which determines the legal types.
 
-    `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its combination of types. `ONNX`:
-    only the schema decides. `WEBGPU`: onnxruntime's WebGPU provider; its kernels decide, and the longest sums stay
-    float32. For all others, the schema decides, all float types of an op are the same, and ops that the runtime's
-    documentation excludes stay float32 (docs/reference/targets.md).
+    For `ORT_CUDA`, onnxruntime's CUDA provider, an op is lowered only if a kernel supports its combination of types.
+    For `ONNX`, only the schema is used. For `WEBGPU`, onnxruntime's WebGPU provider, its kernels are used, and the
+    longest sums stay float32. For all others, the schema is used, all float types of an op are the same, and ops that
+    the runtime's documentation excludes stay float32 (docs/reference/targets.md).
 
     Args:
         word: the name of the runtime.
-        release: its release; "" for the newest known one.
+        release: the release of the runtime; "" for the newest known one.
     """
 
     word: str
@@ -125,7 +124,7 @@ class Target:
 
     @classmethod
     def parse(cls, spelling: str | Target) -> Target:
-        """Return the target with a name, in any case, and perhaps a release ("ort-cuda:1.22", "tensorrt:11.2").
+        """Return the target for a name in any case, with an optional release ("ort-cuda:1.22", "tensorrt:11.2").
 
         Raises:
             PolicyError: the name or the release is unknown.
@@ -133,18 +132,18 @@ class Target:
         if isinstance(spelling, cls):
             return spelling
         name, colon, release = (part.strip() for part in str(spelling).partition(":"))
-        family = cls(_OTHER_WORDS.get(name.lower()) or one_of(get_args(TargetName), name, "target"))
+        family = cls(_TARGET_ALIASES.get(name.lower()) or one_of(get_args(TargetName), name, "target"))
         if not colon:
             return family
         if family == cls.ORT_CUDA:
             from amp_rewrite.runtime.kernels import known_release, release_number  # late: a release is rare
 
-            served = known_release(release or "none")
-            exact = release_number(served)[: len(release_number(release))] == release_number(release)
-            return cls(family.word, served if exact else release)
+            known = known_release(release or "none")
+            exact = release_number(known)[: len(release_number(release))] == release_number(release)
+            return cls(family.word, known if exact else release)
         if family != cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
-            legal = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 name one"
-            raise PolicyError(f"unknown release {release!r} of target {family.value}; targets such as {legal}")
+            legal = "use a target such as ort-cuda:1.22, tensorrt:10 or tensorrt:11.2"
+            raise PolicyError(f"unknown release {release!r} of target {family.value}; {legal}")
         return cls(family.word, release)
 
     @property
@@ -177,7 +176,7 @@ class Target:
 
     @property
     def runtime_target(self) -> RuntimeTarget:
-        """The target in the form of the table of faults."""
+        """The target as in the table of faults."""
         from amp_rewrite.runtime import faults  # late: as above
 
         runtime = {"tensorrt": faults.TENSORRT, "directml": faults.DIRECTML}.get(self.word)
@@ -202,12 +201,12 @@ for _word in get_args(TargetName):
 def installed(target: Target, to: DType) -> Target:
     """Return the target with the installed release of onnxruntime; PolicyError if it cannot compute in the type."""
     if target == Target.WEBGPU and to is DType.BFLOAT16:
-        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders have float32 and float16; use float16")
+        raise PolicyError("target 'webgpu' does not support bfloat16, since WebGPU's shaders do not; use float16")
     limits = target.limits
     if limits is not None and to not in limits.low:
         types = " and ".join(sorted(dtype.spelling for dtype in limits.low))
-        way = f"use {spelled('to', types)}"
-        raise PolicyError(f"{limits.runtime} does not compute in {to.spelling}, only in {types}; {way}")
+        remedy = f"use {spelled('to', types)}"
+        raise PolicyError(f"{limits.runtime} does not compute in {to.spelling}, only in {types}; {remedy}")
     if target != Target.ORT_CUDA:
         return target
     from amp_rewrite.runtime import kernels  # late: help needs no package metadata
@@ -229,9 +228,9 @@ BY_PROVIDER = {
 }
 """Targets by onnxruntime's execution provider."""
 KEEP_KEY = "amp_rewrite.keep"
-"""Metadata key for the patterns of `keep`, one on each line."""
+"""Metadata key for the patterns of `keep`, one per line."""
 NEEDS = "needs"
-"""Setting in the metadata: the oldest release of onnxruntime that runs the model, if only onnxruntime does."""
+"""Metadata setting for the oldest onnxruntime release that runs the model, if no other runtime does."""
 
 
 def target_of(model: Model) -> Target | None:
@@ -245,7 +244,7 @@ def target_of(model: Model) -> Target | None:
 
 
 AUTO_SHIFT, NO_SHIFT = "auto", "none"
-LARGEST_SHIFT = 24
+MAX_SHIFT = 24
 """The largest useful exponent of a shift."""
 
 Shift = str | int
@@ -255,7 +254,7 @@ AUTO_OPSET, KEEP_OPSET = "auto", "keep"
 
 def parse_shift(spelling: Shift) -> Shift:
     """Return "auto", "none" or an exponent; PolicyError for other text and for an exponent out of range."""
-    return _word_or_number(spelling, (AUTO_SHIFT, NO_SHIFT), range(1, LARGEST_SHIFT + 1), "cannot shift by")
+    return _word_or_number(spelling, (AUTO_SHIFT, NO_SHIFT), range(1, MAX_SHIFT + 1), "cannot shift by")
 
 
 def parse_opset(spelling: Opset) -> Opset:
@@ -263,7 +262,7 @@ def parse_opset(spelling: Opset) -> Opset:
     words = AUTO_OPSET, KEEP_OPSET
     if spelling in words:
         return spelling
-    from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
+    from onnx.defs import onnx_opset_version  # late: most conversions keep the opset of the model
 
     numbers = range(OLDEST_MOVED, onnx_opset_version() + 1)
     return _word_or_number(spelling, words, numbers, "cannot move a model to opset")
@@ -286,5 +285,5 @@ HEADROOM = 2.0
 def check_headroom(headroom: float) -> float:
     """Return the headroom; PolicyError unless it is a finite number above 1."""
     if not 1 < headroom < math.inf:
-        raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, such as 2")
+        raise PolicyError(f"a headroom of {headroom:g} is not a finite number above 1; use for example 2")
     return headroom

@@ -1,4 +1,4 @@
-"""Rules making inputs and outputs of a model low or float32."""
+"""Rules for lowering inputs and outputs of a model, or keeping them in float32."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _CACHE = re.compile(
     r"(?:self_|cross_)?(?:past|present)(?:_key_values)?"
     r"(?:[._](?:key|value|self|cross|encoder|decoder|conv|ssm|[0-9]+))+"
 )
-"""Names of caches. Optimum and transformers.js use `past_key_values.0.decoder.key` and `present.0.decoder.key`;
-onnxruntime-genai uses the same, `past_0`, `past_key_self_0` and `present_value_cross_0`; convolutions and state spaces
-use `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_values` do not match."""
+"""Names of caches. Optimum and transformers.js use names like `past_key_values.0.decoder.key` and
+`present.0.decoder.key`. Onnxruntime-genai also uses `past_0`, `past_key_self_0` and `present_value_cross_0`, and
+convolutions and state-space models use `past_conv.0` and `past_ssm.0`. Lengths, masks and data, for example
+`past_values`, do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type for inputs ("in"), outputs ("out") or both ("") with names matching `names`; None for the low type.
+    """A type for inputs ("in"), outputs ("out") or both ("") with matching `names`; None for the low type.
 
     `strict`: at least one float32 input or output must match. For caches, one in the low type is enough.
     """
@@ -37,7 +38,7 @@ class IoRule:
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """Parse the rules "keep", "low", "caches" or "GLOB=TYPE", perhaps after "in:" or "out:".
+    """Parse the rules "keep", "low", "caches" or "GLOB=TYPE", optionally preceded by "in:" or "out:".
 
     PatternError for other text.
     """
@@ -75,10 +76,10 @@ def _match_nothing(view: View, rule: IoRule, names: Sequence[str]) -> None:
     main = view.scopes[MAIN]
     if rule.names is _CACHE and any(_CACHE.fullmatch(view.value_name(v)) for v in (*main.inputs, *main.outputs)):
         return
-    there = f"the names are {', '.join(names[:5])}" if names else "the model has none"
+    known = f"the names are {', '.join(names[:5])}" if names else "the model does not have any"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
     like = "like a key-value cache" if rule.names is _CACHE else repr(rule.glob)
-    hint = advice_on(rule.glob, names, there)
+    hint = advice_on(rule.glob, names, known)
     matches_nothing(rule.text, f"io {rule.text!r}: no float32 {kind} is named {like}; {hint}")
 
 
@@ -103,4 +104,4 @@ _WORDS: Mapping[str, tuple[re.Pattern[str], DType | None, bool]] = {
     "low": (_ANY, None, False),
     "caches": (_CACHE, None, True),
 }
-_FORMS = "write keep, low, caches or GLOB=TYPE, optionally with in: or out: before it"
+_FORMS = "write keep, low, caches or GLOB=TYPE, optionally preceded by in: or out:"

@@ -1,4 +1,4 @@
-"""Entries of op lists: the color of an op with its condition, source and reason; and the YAML files with them."""
+"""Entries of op lists (the color of an op with its condition, source and reason), and their YAML files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Color(Enum):
-    """The list of an op. UNLISTED ops are never converted and stop every walk."""
+    """The list of an op. UNLISTED ops are never converted, and stop every traversal of the graph."""
 
     ALLOW = "allow"
     GRAY = "gray"
@@ -34,18 +34,18 @@ class Color(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on a node: each attribute has one of the given values, and there are at least `operands` inputs."""
+    """A condition on a node: each attribute has one of its listed values, and there are at least `operands` inputs."""
 
     attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     operands: int = 0
 
     def holds(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> bool:
-        """True if a node meets the condition; an absent attribute has its default in ONNX, if any."""
+        """True if a node meets the condition. A missing attribute takes its ONNX default, if there is one."""
         if operands < self.operands:
             return False
-        for name, wanted in self.attributes:
+        for name, values in self.attributes:
             actual = attributes[name] if name in attributes else default_of(domain, op_type, name)
-            if not any(_same(actual, value) for value in wanted):
+            if not any(_same(actual, value) for value in values):
                 return False
         return True
 
@@ -58,8 +58,8 @@ class Condition:
 class Entry:
     """The color of an op in a list.
 
-    `domain`: "" for ai.onnx. `source`: such as "float16.yaml:12", "<mapping>", or the name of an environment variable.
-    `need`: a denied or unlisted op counts as gray unless a reader has this need.
+    `domain`: "" for ai.onnx. `source`: for example "float16.yaml:12", "<mapping>", or the name of an environment
+    variable. `need`: a denied or unlisted op counts as gray unless a reader has this need.
     """
 
     domain: str
@@ -82,7 +82,7 @@ def spell(domain: str, op_type: str) -> str:
 
 
 def parse_name(text: str, where: str) -> tuple[str, str]:
-    """Return the (domain, op type) of `Op` or `domain::Op`; ListError for other text."""
+    """Return the (domain, op type) of `Op` or `domain::Op`; raise ListError for anything else."""
     match = re.fullmatch(r"(?:([^\s:,]+)::)?([^\s:,]+)", text.strip())
     if match is None:
         raise ListError(f"{where}: {text!r} is not an op; write Op or domain::Op")
@@ -90,7 +90,7 @@ def parse_name(text: str, where: str) -> tuple[str, str]:
 
 
 def check_op(domain: str, op_type: str, where: str, others: Iterable[tuple[str, str]]) -> None:
-    """Raise ListError for an op in ONNX's domains or com.microsoft if neither onnx nor `others` has it."""
+    """Raise ListError for an op of ONNX's domains or com.microsoft that is neither in onnx nor in `others`."""
     import onnx.defs
 
     names = set(others)
@@ -104,14 +104,14 @@ def check_op(domain: str, op_type: str, where: str, others: Iterable[tuple[str, 
 
 
 def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
-    """Raise ListError if an op of ONNX has no such attribute at any opset; other ops pass."""
+    """Raise ListError if a standard ONNX op has no such attribute at any opset; other ops are not checked."""
     import onnx.defs
 
     history = onnx.defs.get_all_schemas_with_history()
-    own = [s for s in history if s.name == op_type and normal_domain(s.domain) == domain]
-    names = sorted({name for schema in own for name in schema.attributes})
-    if own and attribute not in names:
-        hint = advice(attribute, names, f"it has {', '.join(names) or 'none'} (and `operands` counts inputs)")
+    schemas = [s for s in history if s.name == op_type and normal_domain(s.domain) == domain]
+    names = sorted({name for schema in schemas for name in schema.attributes})
+    if schemas and attribute not in names:
+        hint = advice(attribute, names, f"use one of {', '.join([*names, 'operands'])} (the number of inputs)")
         raise ListError(f"{where}: {spell(domain, op_type)} has no attribute {attribute!r}; {hint}")
 
 
@@ -145,7 +145,7 @@ SHIPPED = ("float16", "bfloat16", "tensorflow")
 
 @dataclass(frozen=True, slots=True)
 class ListFile:
-    """The content of a list file: its base and its entries."""
+    """The contents of a list file: its base and its entries."""
 
     name: str
     base: str | None = None
@@ -153,7 +153,7 @@ class ListFile:
 
 
 def read(source: str | Path | Mapping[str, object]) -> ListFile:
-    """Read a YAML file, or a mapping of the same form. ListError names file and line."""
+    """Read a YAML file, or a mapping of the same form. A ListError names file and line."""
     if isinstance(source, Mapping):
         return _list_file("<mapping>", _wrap(source, 0))
     path = Path(source)
@@ -164,7 +164,7 @@ def read(source: str | Path | Mapping[str, object]) -> ListFile:
 
 
 class _ListNode(NamedTuple):
-    """A node of a list file and its place. Numbers stay text, since attributes are compared as text."""
+    """A node of a list file and its place. Numbers are kept as text, since attributes are compared as text."""
 
     value: str | list[_ListNode] | dict[str, _ListNode] | None
     place: str
@@ -180,7 +180,7 @@ _MAX_DEPTH = 8
 
 
 def _too_deep(place: str) -> ListError:
-    return ListError(f"{place}: nested too deeply for an op list; flatten it")
+    return ListError(f"{place}: the op list is nested too deeply; flatten it")
 
 
 def _wrap(value: object, depth: int) -> _ListNode:
@@ -208,7 +208,7 @@ def _parse(text: str, name: str) -> _ListNode | None:
             raise _too_deep(where) from error
         raise ListError(f"{where}: invalid YAML: {problem}") from error
     if len(roots) > 1:
-        raise ListError(f"{roots[1].place}: a second YAML document; a list file is a single mapping")
+        raise ListError(f"{roots[1].place}: a second YAML document starts here; a list file must be a single mapping")
     return roots[0] if roots else None
 
 
@@ -217,7 +217,7 @@ def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], name: str, depth:
 
     mark = event.start_mark
     place = name if mark is None else f"{name}:{mark.line + 1}"
-    if event.anchor or getattr(event, "tag", None):  # an alias has an anchor, too
+    if event.anchor or getattr(event, "tag", None):  # an alias also has an anchor
         raise ListError(f"{place}: YAML anchors, aliases and tags are not supported; write the entry out")
     if isinstance(event, yaml.ScalarEvent):
         empty = event.implicit[0] and event.value in ("", "~", "null")
@@ -240,21 +240,21 @@ def _pairs(children: list[_ListNode]) -> dict[str, _ListNode]:
     return result
 
 
-def _expect(node: _ListNode, kind: type, fact: str, advice: str) -> Any:
+def _expect(node: _ListNode, kind: type, what: str, legal: str) -> Any:
     if not isinstance(node.value, kind) or node.value == {}:
-        raise ListError(f"{node.place}: {fact} {node}; {advice}")
+        raise ListError(f"{node.place}: {what} must be {legal}, not {node}")
     return node.value
 
 
 def _text(node: _ListNode, what: str) -> str:
-    text: str = _expect(node, str, f"{what} is", "write text")
+    text: str = _expect(node, str, what, "a string")
     return text
 
 
 def _list_file(name: str, root: _ListNode | None) -> ListFile:
     if root is None or not root.value:
         return ListFile(name)
-    keys = _expect(root, dict, "a list file is", f"write a mapping with the keys {', '.join(_KEYS)}")
+    keys = _expect(root, dict, "a list file", f"a mapping with keys out of {', '.join(_KEYS)}")
     _check_keys(keys, _KEYS)
     base = keys.get("base")
     if base is not None and base.value not in (*SHIPPED, "empty"):
@@ -262,7 +262,7 @@ def _list_file(name: str, root: _ListNode | None) -> ListFile:
     entries = []
     for color in Color:
         if (node := keys.get(color.value)) is not None and node.value is not None:
-            ops = _expect(node, list, f"{color.value!r} holds", "give a list of ops")
+            ops = _expect(node, list, repr(color.value), "a list of ops")
             entries += [_entry(op, color) for op in ops]
     seen: dict[object, Entry] = {}
     for entry in entries:
@@ -284,7 +284,7 @@ def _entry(node: _ListNode, color: Color) -> Entry:
     parts = node.value if isinstance(node.value, dict) else {"op": node}
     _check_keys(parts, ("op", "when", "need", "because"))
     if "op" not in parts:
-        raise ListError(f"{node.place}: an entry lacks 'op'; write {{op: Exp, because: a reason}}")
+        raise ListError(f"{node.place}: an entry is missing 'op'; for example, write {{op: Exp, because: a reason}}")
     op = parse_name(_text(parts["op"], "an op"), node.place)
     because = " ".join(_text(parts["because"], "'because'").split()) if "because" in parts else "no reason given"
     condition = _condition(parts["when"]) if "when" in parts else None
@@ -303,16 +303,16 @@ def _need(node: _ListNode, color: Color) -> Need:
 
 
 def _condition(node: _ListNode) -> Condition:
-    pairs = _expect(node, dict, "'when' holds", "write when: {mode: nearest}")
-    words = {name: _words(part, name) for name, part in sorted(pairs.items())}
-    least = words.pop("operands", ("0",))
-    if len(least) > 1 or not re.fullmatch(r"[0-9]{1,4}", least[0]):
-        raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the fewest inputs, such as 2")
-    return Condition(tuple(words.items()), int(least[0]))
+    pairs = _expect(node, dict, "'when'", "a mapping such as {mode: nearest}")
+    tests = {name: _alternatives(part, name) for name, part in sorted(pairs.items())}
+    minimum = tests.pop("operands", ("0",))
+    if len(minimum) > 1 or not re.fullmatch(r"[0-9]{1,4}", minimum[0]):
+        raise ListError(f"{node.place}: 'operands' is {'|'.join(minimum)!r}; write a number of inputs, such as 2")
+    return Condition(tuple(tests.items()), int(minimum[0]))
 
 
-def _words(node: _ListNode, name: str) -> tuple[str, ...]:
+def _alternatives(node: _ListNode, name: str) -> tuple[str, ...]:
     alternatives = node.value if isinstance(node.value, list) else [node]
     if not alternatives:
-        raise ListError(f"{node.place}: {name!r} has no value to test for; give one, or a list")
+        raise ListError(f"{node.place}: {name!r} has no value to test for; give one value, or a list")
     return tuple(_text(part, f"a value of {name!r}") for part in alternatives)

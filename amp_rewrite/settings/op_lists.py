@@ -1,8 +1,8 @@
-"""Op lists: the color of each op, its source and its reason.
+"""Op lists: the color of each op, with its source and reason.
 
 There are four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
-class, unlisted. The lists are YAML files; the top of `lists/float16.yaml` describes their format. Overlays and edits
-move ops between the lists; the last one wins, and every entry keeps its source.
+class for unlisted ops. The lists are YAML files, in the format described at the top of `lists/float16.yaml`. Overlays
+and edits move ops between the lists. The last one wins, and every entry keeps its source.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Table = Mapping[Key, tuple[Entry, ...]]
 
 
 Edit = tuple[Color, Entry]
-"""An op in an environment variable: the list that it is added to or removed from, and its new entry."""
+"""The list that an environment variable adds an op to or removes it from, and the new entry of the op."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpLists:
-    """The lists of a conversion. An op has conditional entries in order of precedence, then one without a condition.
+    """The lists of a conversion. The entries of an op are in order of precedence, the unconditional one last.
 
     Attributes:
         name: names of the lists.
@@ -62,7 +62,7 @@ class OpLists:
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry for a node; an UNLISTED one if no other applies."""
+        """Return the entry for a node; the UNLISTED entry if no other applies."""
         domain = normal_domain(domain)
         for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
@@ -74,21 +74,21 @@ class OpLists:
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the UNLISTED entry, for nodes meeting no condition of their op and for ops on no list."""
+        """Return the UNLISTED entry, for ops on no list and nodes that do not meet any condition of their op."""
         because = "meets none of its conditions" if self.entries_of(domain, op_type) else "is not on any list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists at a level. Most levels do not change them, but only the painting."""
+        """Return the lists at a level. Most levels do not change the lists, but only the painting."""
         if level not in _LEVEL_CHANGES:
             return self
-        colors, new = _LEVEL_CHANGES[level]
+        colors, new_color = _LEVEL_CHANGES[level]
 
         def changed(entry: Entry) -> Entry:
             if entry.color not in colors:
                 return entry
             because = f"level {level}, otherwise {entry.color.value}: {entry.because}"
-            return replace(entry, color=new, because=because, need=None)
+            return replace(entry, color=new_color, because=because, need=None)
 
         return OpLists(self.name, {key: tuple(map(changed, entries)) for key, entries in self.entries.items()})
 
@@ -124,7 +124,7 @@ def load_lists(
 
     Args:
         to: float16 or bfloat16, or its name.
-        overlays: names of shipped lists (a new base), paths of YAML files, or mappings of the same form.
+        overlays: names of shipped lists (each a new base), paths of YAML files, or mappings of the same form.
         edits: ops to add to a list or to remove from one.
 
     Returns:
@@ -141,7 +141,7 @@ def load_lists(
     for position, file in enumerate(map(_read_overlay, overlays)):
         if file.base is not None:
             if position:
-                raise ListError(f"{file.name}: a list with a base discards the lists before it; name it first")
+                raise ListError(f"{file.name}: a list with a base discards the lists before it; put it first")
             table, names = {} if file.base == "empty" else _shipped(file.base, to), [file.base]
         names += [file.name] if file.name not in SHIPPED else []
         table = _overlay(table, file)
@@ -150,15 +150,15 @@ def load_lists(
         key = new.domain, new.op_type
         if new.color is color:
             edited[key] = (new,)
-        elif own := edited.get(key):
-            edited[key] = tuple(replace(new, condition=e.condition) if e.color is color else e for e in own)
+        elif old := edited.get(key):
+            edited[key] = tuple(replace(new, condition=e.condition) if e.color is color else e for e in old)
     return OpLists("+".join([*names, *(["environment"] if edits else [])]), edited)
 
 
 def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
     """Return the edits in `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}`: all additions, then all removals.
 
-    ListError for an unknown op, or one that two variables add; ConfigError for another variable with such a prefix.
+    ListError for an unknown op, or one that two variables add; ConfigError for an unknown variable with this prefix.
     """
     edits: dict[str, list[Edit]] = {"ADD": [], "REMOVE": []}
     added: dict[Key, str] = {}
@@ -172,9 +172,9 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
             op = parse_name(word, name)
             check_op(*op, name, _shipped("float16", DType.FLOAT16))
             if add and added.setdefault(op, name) != name:
-                raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
-            to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
-            edits[variable[2]].append((color, Entry(*op, to, f"{way} the {color.value} list", name)))
+                raise ListError(f"{name}: op {word!r} is also in {added[op]}; keep one")
+            to, verb = (color, "put on") if add else (Color.UNLISTED, "taken off")
+            edits[variable[2]].append((color, Entry(*op, to, f"{verb} the {color.value} list", name)))
     return (*edits["ADD"], *edits["REMOVE"])
 
 
@@ -185,14 +185,14 @@ def _shipped(name: str, to: DType) -> Table:
 
 @cache
 def _shipped_file(folder: Path, name: str) -> Table:
-    """Return the table of a shipped file, parsed once in a process."""
+    """Return the table of a shipped file, parsed once per process."""
     file = read(folder / f"{name}.yaml")
-    # The base of a shipped file is a file name, not a choice by low type.
+    # The base of a shipped file is a file name: it does not depend on the low type.
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 
 
 def _overlay(below: Table, file: ListFile) -> Table:
-    """Return `below` with a file on top. An entry without a condition replaces all earlier entries of its op."""
+    """Return `below` with a file on top. An unconditional entry replaces all earlier entries of its op."""
     table = dict(below)
     groups: dict[Key, list[Entry]] = {}
     for entry in file.entries:

@@ -1,4 +1,4 @@
-"""Options with their documentation and parsers; checks of keyword types; keywords of public functions."""
+"""Options with their documentation and parsers, checks of keyword types, and keywords of public functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from amp_rewrite.settings.choices import (
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Groups of options: the headings in help and documentation, in order."""
 ALWAYS, UNUSUAL = "always", "unusual"
-"""When report and metadata contain an option: always, or if its value is not the default."""
+"""The cases in which report and metadata contain an option: always, or if its value is not the default."""
 
 
 class Kind(Enum):
@@ -50,11 +50,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option. Its name, its words and, unless it is a path, its kind come from the field of the dataclass.
+    """An option. Its name, its words and, unless it is a path, its kind are derived from the dataclass field.
 
-    `words`: the legal values, if there are only a few. `help`: the help of the command line; an option without it is a
-    key of `--set`. `doc`: the text in the documentation. `default`: the value if neither the caller nor the environment
-    sets one. `parse`: parses a value; PolicyError for an illegal one.
+    `words`: the legal values, if there are only a few. `help`: the help on the command line; an option without help is
+    a key of `--set`. `doc`: the text in the documentation. `default`: the value if neither the caller nor the
+    environment sets one. `parse`: parses a value, and raises PolicyError for an illegal one.
     """
 
     doc: str
@@ -75,9 +75,9 @@ class Option:
         return self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
-        """Return the value of the field for a Python value, or for its text on the command line or in a file.
+        """Return the field's value for a Python value, or for text on the command line or in a file.
 
-        PolicyError for another type; also raises what `parse` raises.
+        PolicyError for a value of the wrong type; also raises the errors of `parse`.
         """
         value = self.default if value is None else value
         if value is None:
@@ -97,7 +97,7 @@ class Option:
         return as_names(value) if self.kind is Kind.LIST else value
 
     def check(self, value: object, where: str) -> object:
-        """Return the value, or raise ConfigError with its place in front if it is illegal."""
+        """Return the value; if it is illegal, raise ConfigError with `where` in front of the message."""
         try:
             self.read(value)
         except AmpRewriteError as error:
@@ -114,7 +114,7 @@ _FROM_TEXT: dict[Kind, Callable[[str], object]] = {
 
 
 def option(default: Any, doc: str, **keywords: Any) -> Any:
-    """Return a dataclass field with its option; the keywords are those of `Option`."""
+    """Return a dataclass field for an option, with the keywords of `Option`."""
     return field(default=default, metadata={"option": Option(doc=doc, default=default, **keywords)})
 
 
@@ -136,7 +136,7 @@ def options_of(record: type) -> dict[str, Option]:
 
 
 def check_keyword(name: str, value: object, annotation: str, names: Mapping[str, object] = {}) -> None:
-    """Raise PolicyError with the keyword's name if a value does not match its annotation, as in `legal_forms`."""
+    """Raise PolicyError with the keyword's name if a value does not match its annotation (see `legal_forms`)."""
     if legal := legal_forms(value, annotation, names):
         raise PolicyError(f"{spelled(name, value)} must be {legal}, not {type(value).__name__}")
 
@@ -148,9 +148,9 @@ Form = tuple[str, Callable[[Any], bool]]
 
 
 def legal_forms(value: object, annotation: str, names: Mapping[str, object] = {}) -> str:
-    """Return a description of the legal values if a value does not match an annotation; "" if it does.
+    """Return "" if a value matches an annotation, or else a description of the legal values.
 
-    `names`: the objects that names in the annotation refer to. An alias or a protocol accepts every value.
+    `names`: the objects by their names in the annotation. An alias or a protocol accepts every value.
     """
     forms = [_form(part, names) for part in alternatives(annotation)]
     if any(fits(value) for _, fits in forms):
@@ -176,7 +176,7 @@ def _is(kind: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _lists_text(value: object) -> bool:
+def _is_list_of_strings(value: object) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping)) and all(map(_is(str), value))
 
 
@@ -187,7 +187,7 @@ _FORMS: dict[str, Form] = {
     "float": ("a number", _is(Real)),
     "str": ("a string", _is(str)),
     **dict.fromkeys(("Path", "os.PathLike"), ("a path", _is(os.PathLike))),
-    "Sequence[str]": ("a list of strings", _lists_text),
+    "Sequence[str]": ("a list of strings", _is_list_of_strings),
     **dict.fromkeys(
         ("Sequence", "Iterable", "list", "tuple"),
         ("a list", lambda value: hasattr(value, "__iter__") and not isinstance(value, (str, bytes))),
@@ -213,7 +213,7 @@ def _form(part: str, names: Mapping[str, object]) -> Form:
 
 
 Progress = Callable[[str, int, int], None]
-"""A function called with a stage of the work ("read", "decide" …), the amount done, and the total."""
+"""A function called with the stage of the work ("read", "decide" …), the amount done, and the total."""
 ListSource = str | Path | Mapping[str, object]
 Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
 """Everything accepted as input data; `Feed.of` lists the forms. Mappings, arrays and feeds are iterable."""
@@ -262,28 +262,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Decorate a function to check keywords against their annotations, and to let None stand for the default.
+    """Decorate a function to check keywords against their annotations, and to treat None as the default.
 
-    PolicyError for a value of another type; TypeError for an unknown keyword, with the closest legal one. Aliases in
-    annotations accept every value, since the function parses it. A name imported only for type checkers is taken to be
-    that of a class.
+    PolicyError for a value of the wrong type; TypeError for an unknown keyword, with the closest legal one. Aliases in
+    annotations accept every value, since the function parses it. A name imported only for type checkers is assumed to
+    be a class.
     """
     parameters = signature(function).parameters.values()
     annotations = {p.name: p.annotation for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
     @wraps(function)
     def call(*positional: Any, **keywords: Any) -> Any:
-        own = signature(call).parameters
-        if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in own.values()):
-            check_keyword_names(function.__name__, keywords, own)
-        given = {
+        legal = signature(call).parameters
+        if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in legal.values()):
+            check_keyword_names(function.__name__, keywords, legal)
+        passed = {
             name: value
             for name, value in keywords.items()
             if value is not None or "None" in alternatives(annotations.get(name, "None"))
         }
-        for name in given.keys() & annotations.keys():
-            check_keyword(name, given[name], annotations[name], unwrap(function).__globals__)
-        return function(*positional, **given)
+        for name in passed.keys() & annotations.keys():
+            check_keyword(name, passed[name], annotations[name], unwrap(function).__globals__)
+        return function(*positional, **passed)
 
     return call  # type: ignore[return-value]
 
@@ -292,12 +292,12 @@ def check_keyword_names(function: str, keywords: Iterable[str], legal: Collectio
     """Raise TypeError for an unknown keyword of a function, with the closest legal one."""
     for name in keywords:
         if name not in legal:
-            hint = advice(name, legal, f"it takes {', '.join(legal)}")
+            hint = advice(name, legal, f"it accepts {', '.join(legal)}")
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
-    """Decorate a function to list its options, taken as `**keywords`, in help() and completion."""
+    """Decorate a function with `**keywords` to list its options in help() and completion."""
     rows = {name: row for table in tables for name, row in table.items()}
     types = {name: reference.__forward_arg__ for name, reference in OptionsAndCriterion.__annotations__.items()}
     keywords = [
@@ -306,11 +306,11 @@ def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
     ]
 
     def decorate(function: F) -> F:
-        own = signature(function)
-        named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        original = signature(function)
+        named = [p for p in original.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
         first = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
         parameters = [*first, *keywords, *named[len(first) :]]
-        function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__signature__ = original.replace(parameters=parameters)  # type: ignore[attr-defined]
         if function.__doc__:  # missing under python -OO
             lines = [f"{name}: {row.doc}." for name, row in rows.items()]
             function.__doc__ = "\n".join([cleandoc(function.__doc__), "\nOptions:\n", *lines])

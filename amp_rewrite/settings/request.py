@@ -1,8 +1,8 @@
 """The options of a run, as fields of one dataclass.
 
 A field of `Request` defines everything about an option: the keyword of `convert`, the key in settings files and in
-`--set`, the command-line option if there is one, the environment variable, the entry in report and metadata, and the
-section in docs/reference/options.md. A keyword of `convert` also has a line in `Options`, with its type for callers.
+`--set`, the command-line option (if any), the environment variable, the entry in report and metadata, and the section
+in docs/reference/options.md. Each keyword of `convert` is also in `Options`, with its type for callers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
-"""The recommended first tolerance, by low type."""
+"""The recommended first tolerance by low type."""
 STARTS = ", ".join(f"{tolerance} for {low}" for low, tolerance in USUAL_TOLERANCES.items())
 
 
@@ -62,8 +62,8 @@ def _overlays(value: Sequence[ListSource] | ListSource) -> tuple[ListSource, ...
     kinds = (str, os.PathLike, Mapping)
     overlays = [value] if isinstance(value, kinds) else value
     if not isinstance(overlays, Collection) or not all(isinstance(overlay, kinds) for overlay in overlays):
-        words = "the path of a YAML file, a mapping, a shipped name, or a list of these"
-        raise PolicyError(f"{spelled('lists', value)} must be {words}, not {type(value).__name__}")
+        legal = "the path of a YAML file, a mapping, a shipped name, or a list of these"
+        raise PolicyError(f"{spelled('lists', value)} must be {legal}, not {type(value).__name__}")
     return tuple(overlays)
 
 
@@ -75,10 +75,10 @@ def _kinds(words: str | Sequence[str]) -> tuple[str, ...]:
 class Request:
     """The parsed and checked options of a run.
 
-    `of` takes the keywords of `convert`. The other options are for commands that run, compare or write models. Fields
-    that are not options: `config`, a text with the settings that a file changed, and the file; `found`, patterns that a
-    check added to `keep`; `drawn`, keywords of `Feed.randomly` for a check without data; `progress`, called with the
-    stages of the work.
+    `of` accepts the keywords of `convert`. The other options are for commands that run, compare or write models. Four
+    fields are not options: `config` is a text with the settings from a file and the name of the file; `found` contains
+    the patterns that a check added to `keep`; `drawn` contains the keywords of `Feed.randomly` for a check without
+    data; and `progress` is called with the stages of the work.
     """
 
     to: DType = option(
@@ -93,7 +93,7 @@ class Request:
         (),
         "op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
         metavar="FILE|NAME",
-        help="Op lists to apply over the default ones.",
+        help="Op lists to apply on top of the default ones.",
         parse=_overlays,
         environment="AMP_REWRITE_LISTS",
     )
@@ -121,15 +121,15 @@ class Request:
     )
     keep: tuple[str, ...] = option(
         (),
-        "patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
+        "patterns of ops that stay in float32, or are raised to it, for example `op=Softmax`",
         metavar="PATTERN",
-        help="Ops that stay float32: a name, or op=Softmax.",
+        help="Ops that stay in float32: a name, or op=Softmax.",
     )
     lower: tuple[str, ...] = option(
         (),
-        "patterns of ops to lower, whatever the lists say",
+        "patterns of ops to lower, regardless of the lists",
         metavar="PATTERN",
-        help="Ops to lower, whatever the lists say.",
+        help="Ops to lower, regardless of the lists.",
     )
     io: tuple[str, ...] = option(
         (),
@@ -162,7 +162,7 @@ class Request:
     )
     assume: Assumption | None = option(
         None,
-        '"rows-see-a-key" states that no row of an attention mask hides every key, as when each token sees itself:'
+        '"rows-see-a-key" asserts that no row of an attention mask hides every key, as when each token sees itself:'
         " attention then omits a test of its rows. If a row does hide every key, its results differ",
         recorded=UNUSUAL,
     )
@@ -179,7 +179,7 @@ class Request:
     shift: Shift = option(
         "auto",
         "values that exceed float16 according to `data` or `ranges` are scaled by 2⁻ᵏ, which is"
-        ' exact: "auto" chooses the smallest k with headroom, a number sets k, "none" keeps them float32; see [range'
+        ' exact: "auto" chooses the smallest k with headroom, a number sets k, "none" keeps them in float32; see [range'
         " shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
@@ -215,7 +215,7 @@ class Request:
     )
     ranges: str | None = data_option(
         None,
-        "ranges that `calibrate` measured; ops stay float32 if a value that they read or produce does not fit",
+        "ranges that `calibrate` measured; ops stay in float32 if a value that they read or produce does not fit",
         kind=Kind.PATH,
         metavar="FILE",
         help="Ranges of values, from `amp-rewrite calibrate`.",
@@ -235,8 +235,8 @@ class Request:
     )
     check: bool = data_option(
         True,
-        "without data or ranges, the command runs a random batch in float32 and in the low type, and keeps ops float32"
-        " if the result is wrong; in Python `convert(…, check=True)` does so",
+        "without data or ranges, the command runs a random batch in float32 and in the low type, and keeps ops in"
+        " float32 if the result is wrong; in Python `convert(…, check=True)` does so",
         help="Without data, check on one random batch.",
     )
     int_range: tuple[str, ...] = data_option(
@@ -245,7 +245,7 @@ class Request:
         " argument of `Feed.randomly`",
         metavar="NAME=0,100",
     )
-    allow_nonfinite: bool | None = data_option(None, "data may hold NaN and infinity")
+    allow_nonfinite: bool | None = data_option(None, "data may contain NaN and infinity")
     feedback: tuple[str, ...] = data_option(
         (),
         "outputs to feed to inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
@@ -297,11 +297,11 @@ class Request:
     def of(cls, *, progress: Progress | None = None, **options: Unpack[Options]) -> Request:
         """Return the request for a conversion, with options from environment variables, for the installed runtime.
 
-        Raises what `convert` raises, and TypeError for an unknown keyword.
+        Raises the errors of `convert`, and TypeError for an unknown keyword.
         """
         check_keyword_names("convert", options, KEYWORDS)
-        given = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
-        request = cls(**{**from_environment(os.environ), **given}, progress=progress)._resolved()
+        passed = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
+        request = cls(**{**from_environment(os.environ), **passed}, progress=progress)._resolved()
         assert request.op_lists is not None  # loaded now, so a mistake in them is an early error
         return request
 
@@ -310,7 +310,7 @@ class Request:
         target = installed(self.target, self.to)
         if self.fuse in ("contrib", "diffusion") and target.family != Target.ORT_CUDA:
             raise PolicyError(
-                f"fuse {self.fuse!r} creates operators that only onnxruntime has, but the target is"
+                f"fuse {self.fuse!r} creates operators that only onnxruntime supports, but the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
             )
         if self.fuse == "diffusion" and self.to is not DType.FLOAT16:
@@ -337,7 +337,7 @@ class Request:
 
     @property
     def places(self) -> bool:
-        """True if the border between the types moves to where Casts cost least."""
+        """True if the borders between types are moved to reduce the cost of Casts."""
         default = "mincut" if self.safe else "propagate"
         return (self.placement or default) == "mincut"
 
@@ -355,12 +355,12 @@ class Request:
     def settings(self) -> dict[str, str]:
         """The options for report and metadata, as text."""
         defaults = Request(to=self.to, target=self.target)._resolved()
-        own, default = ({name: _spelling(getattr(r, name)) for name in RECORDED} for r in (self, defaults))
-        return {name: text for name, text in own.items() if OPTIONS[name].recorded == ALWAYS or text != default[name]}
+        texts, default = ({name: _spelling(getattr(r, name)) for name in RECORDED} for r in (self, defaults))
+        return {name: text for name, text in texts.items() if OPTIONS[name].recorded == ALWAYS or text != default[name]}
 
 
 def _absent(name: str, value: object) -> bool:
-    """True for None and for an empty list, replaceable by an environment variable."""
+    """True for None and for an empty list, which an environment variable may replace."""
     return value is None or (OPTIONS[name].kind is Kind.LIST and isinstance(value, (list, tuple)) and not value)
 
 
@@ -371,13 +371,13 @@ def _spelling(value: object) -> str:
 OPTIONS = options_of(Request)
 """All options, in the order of report and metadata."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.group == PRECISION}
-"""The options that decide types, which `convert` takes in Python, too."""
+"""The options that decide types, which are also the keywords of `convert` in Python."""
 RECORDED = tuple(name for name, row in OPTIONS.items() if row.recorded)
 """The options that the header of a report may contain."""
 PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)
 """The keywords of a training step."""
 CRITERION = {name: OPTIONS[name] for name in CriterionKeywords.__annotations__}
-"""The keywords of a criterion (see `evidence/metric.py`); `repair` and `verify` take them, but `convert` does not."""
+"""The keywords of a criterion (see `evidence/metric.py`), for `repair` and `verify`, but not for `convert`."""
 
 
 def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:

@@ -5,15 +5,15 @@ are case-sensitive; `*` also matches "/".
 
     encoder/*/MatMul     a glob for the node name, the same as name=encoder/*/MatMul
     re:layer\\.[01]\\.     a regular expression to search in the node name; it extends to the end, including commas
-    op=MatMul            a glob for the op type, spelled as in the lists: "com.microsoft::*" for other domains
+    op=MatMul            a glob for the op type, written as in the lists: "com.microsoft::*" for other domains
     scope=encoder/*      a glob for the scope of the op, or for a scope around it: the path in its name, the If,
                          Loop or Scan bodies around it, and the module scopes that torch records; "/" and "."
                          are the same, and a leading one is ignored
     feeds=Softmax        a result reaches an op of that type, directly or only through casts, moves and elementwise
                          arithmetic, also into and out of bodies of ops
     fed_by=Conv          an input comes from an op of that type, in the same way
-    input=NAME           a glob for the names of its inputs
-    output=NAME          a glob for the names of its outputs
+    input=NAME           a glob for the names of the op's inputs
+    output=NAME          a glob for the names of the op's outputs
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from amp_rewrite.ir.view import Op, OpId, View
 
 @dataclass(frozen=True, slots=True)
 class SelectorTerm:
-    """A condition: its key, the user's text, and the expression to search in a name."""
+    """A condition: its key, the user's text, and the expression to search for in a name."""
 
     key: str
     text: str
@@ -42,7 +42,7 @@ class SelectorTerm:
 
 
 def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
-    """Return the terms of a pattern; PatternError for an unknown key, an empty term, or an invalid expression."""
+    """Return the terms of a pattern; PatternError for an unknown key, an empty term or an invalid expression."""
     if not text.startswith("re:"):
         return tuple(_term(text, part) for part in text.split(","))
     expression = text.removeprefix("re:")
@@ -67,7 +67,7 @@ def exactly(op: Op) -> str:
 
 
 def select(view: View, pattern: str) -> tuple[OpId, ...]:
-    """Return the ops matching a pattern, in order; no match is an error (see `matches_nothing`). O(uses) per term."""
+    """Return the ops that match a pattern, in order. Without any, see `matches_nothing`. O(uses) per term."""
     terms = parse_pattern(pattern)
     by_term = _by_term(view, terms)
     chosen = frozenset.intersection(*by_term)
@@ -77,7 +77,7 @@ def select(view: View, pattern: str) -> tuple[OpId, ...]:
             fact = f"no op matches {unmatched.key}={unmatched.text}; {_hint(view, unmatched)}"
         else:
             counts = (f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
-            fact = f"no op matches all its terms ({', '.join(counts)}); write a pattern for each, as commas mean AND"
+            fact = f"no op matches all its terms ({', '.join(counts)}); commas mean AND, so write several patterns"
         matches_nothing(pattern, f"pattern '{pattern}' matches nothing: {fact}")
     return tuple(sorted(chosen))
 
@@ -93,7 +93,7 @@ _UNMATCHED: ContextVar[dict[str, str] | None] = ContextVar("unmatched", default=
 def allow_unmatched() -> Iterator[dict[str, str]]:
     """Accept patterns without a match while the body runs; yield a map from each such pattern to its error message.
 
-    A pattern for a repository of models must match in one of them, not in each.
+    A pattern for a repository of models must match in one of the models, not in each.
     """
     unmatched: dict[str, str] = {}
     token = _UNMATCHED.set(unmatched)
@@ -112,12 +112,12 @@ def matches_nothing(pattern: str, message: str) -> None:
 
 
 def overrides(view: View, keep: Sequence[str], lower: Sequence[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops matching `keep` and `lower`, each with its first pattern; PatternError if an op matches both."""
+    """Return the ops that match `keep` and `lower`, each with its first pattern; PatternError if an op matches both."""
     kept, lowered = _first_pattern(view, keep), _first_pattern(view, lower)
     for op in kept:
         if op in lowered:
-            clash = f"by keep {kept[op]!r} and by lower {lowered[op]!r}"
-            raise PatternError(f"node {view.ops[op].name!r} is named {clash}; narrow one")
+            both = f"keep {kept[op]!r} and lower {lowered[op]!r}"
+            raise PatternError(f"node {view.ops[op].name!r} matches both {both}; narrow one of them")
     return kept, lowered
 
 
@@ -126,7 +126,7 @@ _CONDUITS: Slots = {
     **dict.fromkeys(MOVES - {"Tile"} | CASTS | {"Dropout"}, (0,)),
     "Where": (1, 2),
 }
-"""Ops that pass a quantity on, and the inputs that carry it, which a Reshape's shape does not."""
+"""Ops that pass on a quantity, and the inputs that carry it (for a Reshape, not its shape)."""
 _KEY_VALUE = re.compile(r"\s*(\w+)\s*=(.*)", re.DOTALL)
 TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -141,7 +141,7 @@ def _term(pattern: str, part: str) -> SelectorTerm:
     if key not in _KEYS:
         raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {advice(key, _KEYS)}")
     if not value:
-        raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
+        raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob for the node name")
     if key in ("op", "feeds", "fed_by"):
         value = value.removeprefix("ai.onnx::")
     globs = (_path(value), f"{_path(value)}/*") if key == "scope" else (value,)
@@ -175,10 +175,10 @@ def _positions(view: View, op: Op) -> Iterator[str]:
 
 
 def torch_scopes(text: str) -> list[str]:
-    """Return the scopes in torch's metadata, outermost first, if it is a Python list of strings; else an empty list.
+    """Return the scopes in torch's metadata, outermost first; none unless it is a Python list of strings.
 
-    Escapes are kept. Python's own parser is not safe here: it warns, and fails in many ways. Text that is not UTF-8 is
-    bytes.
+    Escapes are kept. Python's own parser is not safe here, since it warns and fails in many ways. Text that is not
+    UTF-8 is passed as bytes.
     """
     return [name[1:-1] for name in _TEXT.findall(text)] if isinstance(text, str) and _TEXTS.fullmatch(text) else []
 
@@ -190,7 +190,7 @@ _TEXTS_OF: Mapping[str, Callable[[View, Op], Iterable[str]]] = {
     "input": lambda view, op: (view.value_name(value) for value in op.inputs if value is not None),
     "output": lambda view, op: (view.value_name(value) for value in op.outputs if value is not None),
 }
-"""The texts of an op that a term's glob is matched with, by the key of the term."""
+"""Functions that return the texts of an op to match with a glob, by the key of the term."""
 _KEYS = ("name", "op", "scope", "feeds", "fed_by", "input", "output")
 
 
@@ -213,7 +213,7 @@ def _hint(view: View, term: SelectorTerm) -> str:
 
 
 def advice_on(text: str, candidates: Iterable[str], otherwise: str) -> str:
-    """Return "did you mean …?" with the candidate closest to a glob, ignoring case and domain, else `otherwise`."""
+    """Return "did you mean …?" with the candidate closest to a glob, ignoring case and domain, or `otherwise`."""
     bare = re.sub(r"[*?]", "", text).lower().strip("/")
     spellings: dict[str, str] = {}
     for candidate in candidates:

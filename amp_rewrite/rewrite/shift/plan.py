@@ -21,7 +21,7 @@ from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.shift.laws import Law, OpPort, laws_of
-from amp_rewrite.settings.choices import LARGEST_SHIFT
+from amp_rewrite.settings.choices import MAX_SHIFT
 
 _MAX_ROUNDS = 8
 """Maximum number of passes over all relations; laws still violated after that need Muls."""
@@ -175,7 +175,7 @@ def plan_shift(
         if root is None:
             continue
         exponent = needed_exponent(fit.absmax, request)
-        if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < request.to.tiny * request.headroom:
+        if exponent > MAX_SHIFT or math.ldexp(fit.absmax, -exponent) < request.to.tiny * request.headroom:
             refused[value] = f"its range is too wide for any shift: it would need a factor of 2^-{exponent}"
         elif exponent > demands.get(root, (0, value))[0]:
             demands[root] = exponent, value
@@ -226,7 +226,7 @@ def solve_classes(equations: Equations, demanded: Mapping[ClassId, int]) -> Mapp
 
 def _try_raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
     """Raise the exponent of a class if no Mul is needed or the class is already shifted; True on success."""
-    if exponent > LARGEST_SHIFT or (equations.joints[root] and not solved[root]):
+    if exponent > MAX_SHIFT or (equations.joints[root] and not solved[root]):
         return False
     solved[root] = exponent
     return True

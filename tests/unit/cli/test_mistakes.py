@@ -114,7 +114,7 @@ MISTAKES = {
         "--set safety: emulate does not read this setting; it reads external-data; see HELP"
     ),
     "net.onnx --data d.npz --set headroom=1": (
-        "--set headroom: a headroom of 1 leaves nothing to spare; use a number above 1, such as 2; see HELP"
+        "--set headroom: a headroom of 1 is not a finite number above 1; use for example 2; see HELP"
     ),
     "net.onnx --data d.npz --set rtol=-1": "--set rtol=-1.0: use a finite number, 0 or more",
     "net.onnx --data d.npz --set rtol=1 --set budget=0": "a budget of 0 trials finds nothing; use 1 or more",
@@ -250,7 +250,7 @@ def test_an_unknown_keyword_suggests_the_nearest_or_lists_all() -> None:
         TypeError, match=r"^convert\(\) got an unexpected keyword argument 'kep'; did you mean 'keep'\?$"
     ):
         amp_rewrite.convert("net.onnx", kep="op=Softmax")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^doctor\(\) got an unexpected keyword argument 'tp'; it takes model, to$"):
+    with pytest.raises(TypeError, match=r"^doctor\(\) got an unexpected keyword argument 'tp'; it accepts model, to$"):
         amp_rewrite.doctor("net.onnx", tp="float16")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'tolerance'; it takes model, to, lists, "):
+    with pytest.raises(TypeError, match=r"'tolerance'; it accepts model, to, lists, "):
         amp_rewrite.convert("net.onnx", tolerance=0.1)  # type: ignore[call-arg]

@@ -116,8 +116,8 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
             "pattern 'kind=Conv': unknown key 'kind'; use one of name, op, scope, feeds, fed_by, input, output",
         ),
         ("fed=Conv", "pattern 'fed=Conv': unknown key 'fed'; did you mean 'feeds'?"),
-        ("op=", "pattern 'op=': a term is empty; write KEY=VALUE or a glob on the node name"),
-        ("", "pattern '': a term is empty; write KEY=VALUE or a glob on the node name"),
+        ("op=", "pattern 'op=': a term is empty; write KEY=VALUE or a glob for the node name"),
+        ("", "pattern '': a term is empty; write KEY=VALUE or a glob for the node name"),
         (
             "re:a(",
             "pattern 're:a(': invalid regular expression: missing ), unterminated subpattern at position 1; correct it",
@@ -145,7 +145,7 @@ def test_a_malformed_pattern_is_named_with_a_remedy(pattern: str, message: str) 
         (r"re:\d{5}", r"no op matches name=\d{5}; 'amp-rewrite report -v' prints the names"),
         (
             "op=Conv,feeds=Softmax",
-            "no op matches all its terms (op=Conv: 1, feeds=Softmax: 3); write a pattern for each, as commas mean AND",
+            "no op matches all its terms (op=Conv: 1, feeds=Softmax: 3); commas mean AND, so write several patterns",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_an_op_that_is_kept_and_lowered_is_a_contradiction(block: View) -> None:
         overrides(block, ["/decoder/*"], ["op=Conv"])
 
     assert str(caught.value) == (
-        "node '/decoder/Conv' is named by keep '/decoder/*' and by lower 'op=Conv'; narrow one"
+        "node '/decoder/Conv' matches both keep '/decoder/*' and lower 'op=Conv'; narrow one of them"
     )
 
 
@@ -198,7 +198,7 @@ def test_the_last_matching_io_rule_wins(block: View, rules: str | list[str] | No
     assert {block.value_name(v): t.spelling for v, t in found.items()} == expected
 
 
-FORMS = "write keep, low, caches or GLOB=TYPE, optionally with in: or out: before it"
+FORMS = "write keep, low, caches or GLOB=TYPE, optionally preceded by in: or out:"
 
 
 @pytest.mark.parametrize(
