@@ -17,7 +17,7 @@ from typing import Any
 
 from registry import table_of
 
-from amp_rewrite.runtime.kernels import patched, release_number
+from amp_rewrite.runtime.kernels import patch, release_number
 
 TABLES = Path(__file__).resolve().parent.parent / "amp_rewrite" / "runtime" / "_tables"
 SCHEMA = 1
@@ -176,7 +176,7 @@ def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
         change: Json = {name: table[name] for name in ("runtime", "opset", "ir")}
         for part in ("kernels", "aliases", "contrib"):
             change[part] = difference(now[part], table[part])
-        if patched(now, change) | {"sets": None} != table | {"sets": None}:
+        if patch(now, change) | {"sets": None} != table | {"sets": None}:
             raise SystemExit(f"the changes do not reproduce the table of {table['runtime']}")
         changes[release_of(table)] = change
         now = table

@@ -36,8 +36,8 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FLOATING
 from amp_rewrite.reports.work import better_size, misaligned
 from amp_rewrite.runtime.faults import CUDA
-from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
-from amp_rewrite.runtime.installation import DEFAULT, Package, again, install, installation_fault, packages, uninstall
+from amp_rewrite.runtime.gpu import DRIVER, MIN_CAPABILITY, Gpu, Hardware
+from amp_rewrite.runtime.installation import DEFAULT, Package, find_fault, install, packages, reinstall, uninstall
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels
 from amp_rewrite.runtime.probes import Answer, query_hardware, query_onnxruntime
 from amp_rewrite.runtime.providers import CUDA_ONLY, OWN_DOMAIN, cuda_options, own_operators
@@ -147,10 +147,10 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     major = str(answer.get("cuda") or "").partition(".")[0]
     built = int(major) if major.isdecimal() else None
     if not machine.gpus:
-        yield Check("GPU", FINDING, str(machine.absence), f"on a CPU {low.spelling} is slower, not faster")
+        yield Check("GPU", FINDING, str(machine.unavailable_reason), f"on a CPU {low.spelling} is slower, not faster")
     for gpu in machine.gpus:
         memory = f", {size(gpu.memory)}" if gpu.memory else ""
-        state = OK if gpu.capability >= FAST_FROM[low] else FINDING
+        state = OK if gpu.capability >= MIN_CAPABILITY[low] else FINDING
         yield Check("GPU", state, f"{gpu}{memory}: {_fast(gpu)}")
     if machine.cuda is None:
         yield Check("driver", UNKNOWN, "CUDA version unknown")
@@ -182,20 +182,20 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
 
 
 def _fast(gpu: Gpu) -> str:
-    slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in FAST_FROM.items() if gpu.capability < (a, b)]
-    fast = [t.spelling for t, first in FAST_FROM.items() if gpu.capability >= first]
+    slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in MIN_CAPABILITY.items() if gpu.capability < (a, b)]
+    fast = [t.spelling for t, first in MIN_CAPABILITY.items() if gpu.capability >= first]
     speed = f"fast in {' and '.join(fast)}" if fast else "not fast in any low type"
     return f"{speed} ({', '.join(slow)})" if slow else speed
 
 
 def _runtime(installed: Sequence[Package], answer: Answer) -> Check:
-    if (fault := installation_fault(installed)) is not None:
+    if (fault := find_fault(installed)) is not None:
         return Check("onnxruntime", FINDING, fault.fact, fault.remedy)
     if not installed:
         return Check("onnxruntime", FINDING, "not installed", f"{install(DEFAULT)}; converting does not need it")
     package = installed[0]
     if "failure" in answer:
-        return Check("onnxruntime", FINDING, f"{package}: {answer['failure']}", again(package))
+        return Check("onnxruntime", FINDING, f"{package}: {answer['failure']}", reinstall(package))
     if answer["cuda"] is None:
         swap = f"{uninstall(package.name)}; {install(DEFAULT)}"
         return Check("onnxruntime", FINDING, f"{package} is built without CUDA", swap)

@@ -1,4 +1,4 @@
-"""The `Session` of a model converted on loading, and the cache of converted models. Fallbacks warn."""
+"""A `Session` converts a model when it loads it, with a cache of converted models. Fallbacks issue warnings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
 from amp_rewrite.runtime.buffers import Binding
-from amp_rewrite.runtime.gpu import hardware, refusal
+from amp_rewrite.runtime.gpu import hardware, why_not_fast
 from amp_rewrite.runtime.installation import has_provider, require
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.providers import cuda_options
@@ -58,27 +58,27 @@ _NOT_OPTIONS = ("model", "to", "folder", "data")  # arguments of convert that Se
 
 
 class Session:
-    """A model opened by onnxruntime, in the precision of a policy. docs/how-to/session.md explains all settings.
+    """A model loaded by onnxruntime, in the precision of a policy. docs/how-to/session.md explains all settings.
 
-    A mixed policy converts the model, or loads the result from the cache. If a low type would not be faster, the model
-    is not converted, and a warning says so: without a GPU, or on one below compute capability 7.0 (bfloat16: 8.0).
-    `report`: the type of each op, with the reason; None for a model that was not converted. `get_providers()` returns
-    the opened providers; `notes` contains all warnings.
+    A mixed policy converts the model, or loads the result from the cache. If a low type would not be faster, because
+    there is no GPU or its compute capability is below 7.0 (for bfloat16, 8.0), the model is not converted, and a
+    warning says so. `report`: the type of each op, with the reason; None for a model that was not converted.
+    `get_providers()` returns the active providers; `notes` contains all warnings.
 
     Args:
         model: anything that `convert` accepts.
-        policy: "mixed_float16", "mixed_bfloat16" or a `Policy`; None: that of the process (`set_policy`), or float32.
+        policy: "mixed_float16", "mixed_bfloat16" or a `Policy`; None: the global policy (`set_policy`), or float32.
         providers: onnxruntime providers, by name or with options; by default CUDA if available, then the CPU.
         cuda_graph: capture the work for each shape on CUDA as a graph, and replay it.
-        threads: threads for one op on the CPU; 0 for one per core.
-        ignore_performance: True to convert anyway; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
+        threads: threads per op on the CPU; 0 for one per core.
+        ignore_performance: True to convert even if that is slower; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
         cache: a `Cache` or a folder; True for the user's default cache; None for no cache.
         folder: the folder of a ModelProto's external data.
-        **options: those of `convert`, see docs/reference/options.md.
+        **options: options of `convert`; see docs/reference/options.md.
 
     Raises:
         AmpRewriteError: `convert` raises it.
-        ModelError: onnxruntime cannot open the model.
+        ModelError: onnxruntime cannot load the model.
 
     Example:
         >>> import amp_rewrite, numpy as np
@@ -103,7 +103,7 @@ class Session:
         legal = [name for name in signature(convert).parameters if name not in _NOT_OPTIONS]
         check_keyword_names("Session", options, legal)
         if not 0 <= threads <= MAX_THREADS:
-            raise PolicyError(f"threads is {threads!r}; give at most {MAX_THREADS} for one op, or 0 for one per core")
+            raise PolicyError(f"threads is {threads!r}; use 1 to {MAX_THREADS} threads per op, or 0 for one per core")
         require("Session")
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
@@ -115,9 +115,9 @@ class Session:
             provider_options[CUDA] = {_GRAPH: "1", **provider_options[CUDA]}
         device_id = provider_options[first].get("device_id", "0")
         if not device_id.isdecimal():
-            raise PolicyError(f"device {device_id!r} is not a valid GPU number; count from 0")
+            raise PolicyError(f"device_id {device_id!r} is not the number of a GPU; GPUs are numbered from 0")
         self._device = int(device_id)
-        opening = SessionOptions(
+        session_options = SessionOptions(
             providers=tuple(provider_options), provider_options=provider_options, channels_last=True, threads=threads
         )
         if ignore_performance is None:
@@ -131,11 +131,11 @@ class Session:
             prepared = _converted(source, keywords, chosen_cache(cache))
         if prepared.report is not None:
             try:
-                self._runner, fallback = _open(prepared.model, opening)
+                self._runner, fallback = _open(prepared.model, session_options)
             except ModelError as cause:
-                prepared = _Prepared(source, unconverted=f"the converted model does not open ({cause})")
+                prepared = _Prepared(source, unconverted=f"the converted model does not load ({cause})")
         if prepared.report is None:
-            self._runner, fallback = _open(source, opening)
+            self._runner, fallback = _open(source, session_options)
         self._report_json = prepared.report
         captures = _captures_graphs({self.provider: self._runner.provider_options})
         self._graphs = CudaGraphs(self._runner, self._device) if captures else None
@@ -170,7 +170,7 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The first opened provider; it runs every op it has a kernel for."""
+        """The first active provider; it runs every op it has a kernel for."""
         return self._runner.provider
 
     @property
@@ -195,7 +195,7 @@ class Session:
         Values are arrays, with bfloat16 from ml_dtypes.
 
         Args:
-            output_names: names of outputs, or None for all; or the inputs by name.
+            output_names: names of outputs, None for all outputs, or the inputs by name.
             input_feed: inputs by name.
 
         Raises:
@@ -216,7 +216,7 @@ class Session:
         return self._runner.bind(feeds, outputs, device=self._device, fixed=self._graphs is not None)
 
     def get_providers(self) -> list[str]:
-        """Return the opened providers in order of priority."""
+        """Return the active providers in order of priority."""
         return list(self.inner.get_providers())
 
     def get_inputs(self) -> list[Any]:
@@ -239,17 +239,17 @@ def _obstacle(first: str, to: DType, device: int) -> str:
     if first == CPU:
         reason = f"on a CPU {to.spelling} is slower, not faster"
     elif first in _ON_GPU:
-        reason = refusal(hardware(), to, device) or ("" if cuda_opens() else _failure_to_open(first))
-    return f"{reason}; ignore_performance=True converts it anyway" if reason else ""
+        reason = why_not_fast(hardware(), to, device) or ("" if cuda_opens() else _failure_to_open(first))
+    return f"{reason}; to convert it anyway, pass ignore_performance=True" if reason else ""
 
 
 def _failure_to_open(first: str) -> str:
     if first not in _ON_GPU:
-        return f"{first} does not open here"
-    if absence := hardware().absence:
-        return absence
+        return f"{first} does not load on this machine"
+    if unavailable_reason := hardware().unavailable_reason:
+        return unavailable_reason
     fact = unloaded_library() or "onnxruntime does not say why"
-    return f"{first} does not open, {fact}; `amp-rewrite doctor` shows what is missing"
+    return f"{first} does not load: {fact}; `amp-rewrite doctor` shows what is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def _converted(source: Model, options: Mapping[str, Any], cache: Cache | None) -
         return _Prepared(entry.model, entry.report)
     try:
         converted = convert(source, **options)
-    except ConversionError as cause:  # a bug of this package; the source model is fine
+    except ConversionError as cause:  # a bug in this package; the source model is valid
         return _Prepared(source, unconverted=str(cause))
     if converted.plan.empty:
         return _Prepared(source, unconverted="nothing in it can be lowered")
@@ -292,17 +292,17 @@ def _settings(options: Mapping[str, Any]) -> str:
     return repr((VERSION, request, request.op_lists.fingerprint, sorted(more.items())))
 
 
-def _open(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open a model, if necessary without CUDA graphs or TensorRT; return it, and why this was necessary, or ""."""
+def _open(model: Model, session_options: SessionOptions) -> tuple[Runner, str]:
+    """Open a model, if necessary without CUDA graphs or TensorRT; return it with the reason for that, or ""."""
     try:
-        return Runner.open(model, opening), ""
+        return Runner.open(model, session_options), ""
     except ModelError as cause:
-        first, *others = opening.providers
-        if _captures_graphs(opening.provider_options):
-            cuda = {**opening.provider_options[CUDA], _GRAPH: "0"}
-            fallback = replace(opening, provider_options={**opening.provider_options, CUDA: cuda})
+        first, *others = session_options.providers
+        if _captures_graphs(session_options.provider_options):
+            cuda = {**session_options.provider_options[CUDA], _GRAPH: "0"}
+            fallback = replace(session_options, provider_options={**session_options.provider_options, CUDA: cuda})
         elif first == TENSORRT and others:
-            fallback = replace(opening, providers=others)
+            fallback = replace(session_options, providers=others)
         else:
             raise
         return Runner.open(model, fallback), str(cause)
@@ -345,12 +345,12 @@ DEFAULT_LIMIT = 20 << 30
 
 _LAYOUT = 1  # version of the folders and keys
 _MODEL, _REPORT = "model.onnx", "report.json"
-_IN_USE = 600.0  # seconds after its last use in which another process may still be opening an entry
+_IN_USE = 600.0  # seconds since the last use of an entry, during which another process may still be opening it
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A converted model, its weights in the files of the cache, and its report as JSON."""
+    """A converted model with its weights in the files of the cache, and its report as JSON."""
 
     model: Model
     report: str
@@ -364,7 +364,7 @@ class Cache:
     write to is not used. Entries used in the last ten minutes are kept, even if the cache exceeds its limit.
 
     Args:
-        folder: the folder, created when needed.
+        folder: the folder of the cache, created when needed.
         limit: the maximum size in bytes.
     """
 
@@ -414,7 +414,7 @@ class Cache:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _private(self._home):
                 raise ModelError(
-                    f"{self._home} belongs to another user or is writable by others, whose files would run"
+                    f"{self._home} belongs to another user or is writable by others, so their files could run"
                     " here; name another folder, or remove this one"
                 )
             with tempfile.TemporaryDirectory(dir=self._home, ignore_cleanup_errors=True) as scratch:
@@ -426,8 +426,8 @@ class Cache:
                     entry.rename(self._home / key)
         except OSError as cause:
             where = cause.filename or self.folder
-            raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
-        with suppress(OSError):  # another process may be evicting entries, too
+            raise ModelError(f"{where}: {cause.strerror or cause}; name a writable folder") from cause
+        with suppress(OSError):  # another process may also be evicting entries
             self._evict()
 
     def _evict(self) -> None:

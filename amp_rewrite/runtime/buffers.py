@@ -17,7 +17,7 @@ from amp_rewrite.runtime.installation import model_errors, onnxruntime
 from amp_rewrite.runtime.ports import Port
 
 ML_DTYPES = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
-"""Types of onnxruntime that numpy has only through ml_dtypes."""
+"""The element types of onnxruntime that numpy supports only with ml_dtypes."""
 
 
 def ml_dtype_of(array: Array) -> DType | None:
@@ -26,9 +26,9 @@ def ml_dtype_of(array: Array) -> DType | None:
 
 
 def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
-    """Return an OrtValue on a device, for bfloat16 and float8 from ml_dtypes.
+    """Return an array, possibly in a type from ml_dtypes, as an OrtValue on a device.
 
-    On the CPU, it shares memory with a contiguous array.
+    On the CPU, the OrtValue shares the memory of a contiguous array.
     """
     contiguous = np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
     dtype = ml_dtype_of(contiguous)
@@ -36,13 +36,13 @@ def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
         return onnxruntime().OrtValue.ortvalue_from_numpy(contiguous, device, index)
     bits = contiguous.view(f"uint{dtype.bits}")
     value = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype.code)
-    return value if device == "cpu" else copied(value, device, index)
+    return value if device == "cpu" else copy_to(value, device, index)
 
 
 def as_value(tensor: object) -> Any:
-    """Return an OrtValue sharing the memory of an OrtValue, an array, or a DLPack tensor (torch, cupy, jax …).
+    """Return an OrtValue, an array or a DLPack tensor (torch, cupy, jax …) as an OrtValue with the same memory.
 
-    ModelError for a tensor that DLPack cannot export, because it requires gradients or is not contiguous.
+    ModelError for a tensor that DLPack cannot export, for example because it requires gradients.
     """
     value = onnxruntime().OrtValue
     if isinstance(tensor, value):
@@ -56,28 +56,26 @@ def as_value(tensor: object) -> Any:
         raise ModelError(f"a tensor cannot be bound: {reason}; pass tensor.detach().contiguous()") from cause
 
 
-def placed(tensor: object, device: str, index: int) -> Any:
-    """Return an OrtValue on a device: the memory of a tensor there, or a copy of any other tensor or array."""
+def value_on(tensor: object, device: str, index: int) -> Any:
+    """Return a tensor as an OrtValue on a device; the memory is shared unless it is an array or on another device."""
     if isinstance(tensor, np.ndarray):
-        tensor = tensor.copy()  # on the CPU, `as_value` shares its memory, and `Binding.feed` writes to it
+        tensor = tensor.copy()  # on the CPU, `as_value` would share its memory, and `Binding.feed` writes to it
     value = as_value(tensor)
-    at = tensor.__dlpack_device__()[1] if hasattr(tensor, "__dlpack_device__") else index
-    return value if (value.device_name().lower(), at) == (device, index) else copied(value, device, index)
+    number = tensor.__dlpack_device__()[1] if hasattr(tensor, "__dlpack_device__") else index
+    return value if (value.device_name().lower(), number) == (device, index) else copy_to(value, device, index)
 
 
-def copied(value: Any, device: str, index: int = 0) -> Any:
-    fresh = onnxruntime().OrtValue.ortvalue_from_shape_and_type(
-        list(value.shape()), value.element_type(), device, index
-    )
-    overwrite(fresh, value)
-    return fresh
+def copy_to(value: Any, device: str, index: int = 0) -> Any:
+    copy = onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), device, index)
+    overwrite(copy, value)
+    return copy
 
 
 def overwrite(value: Any, new: Any) -> None:
-    """Copy an OrtValue into another one of the same shape and type, on any device.
+    """Copy `new` into an OrtValue of the same shape and type, on any device.
 
-    Older releases of onnxruntime (1.23.0) accept only arrays, so the memory is copied here on the CPU. With such a
-    release, MachineError for values on a GPU whose type numpy lacks.
+    Older releases of onnxruntime, such as 1.23.0, accept only arrays. With those releases, the memory is copied
+    directly on the CPU, and values on a GPU in a type unknown to numpy raise MachineError.
     """
     try:
         value.update_inplace(new)
@@ -85,7 +83,7 @@ def overwrite(value: Any, new: Any) -> None:
         if value.device_name().lower() == new.device_name().lower() == "cpu":
             ctypes.memmove(value.data_ptr(), new.data_ptr(), _nbytes(new))
         elif (dtype := DType.of(new.element_type())) in ML_DTYPES:
-            raise MachineError(f"{dtype.spelling} values on a GPU need a newer onnxruntime; update it") from cause
+            raise MachineError(f"{dtype.spelling} values on a GPU require a newer onnxruntime; update it") from cause
         else:
             value.update_inplace(new.numpy())
 
@@ -96,12 +94,12 @@ def _nbytes(value: Any) -> int:
 
 
 def to_array(value: Any) -> Array:
-    """Return the values of a tensor OrtValue on any device, in a type of ml_dtypes if numpy lacks it."""
+    """Return a tensor OrtValue on any device as an array, in a type from ml_dtypes if numpy does not have it."""
     dtype = DType.of(value.element_type())
     if dtype not in ML_DTYPES:
         array: Array = value.numpy()
         return array
-    on_cpu = value if value.device_name().lower() == "cpu" else copied(value, "cpu")
+    on_cpu = value if value.device_name().lower() == "cpu" else copy_to(value, "cpu")
     bits = ctypes.string_at(on_cpu.data_ptr(), _nbytes(on_cpu))
     return np.frombuffer(bytearray(bits), dtype.numpy).reshape(tuple(on_cpu.shape()))
 
@@ -129,14 +127,14 @@ class Binding:
             old, new = self.inputs[name], as_value(tensor)
             if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
                 raise ModelError(
-                    f"input {name!r} is bound as {_spelled(old)}, not {_spelled(new)}; bind again for another shape"
+                    f"input {name!r} is bound as {_describe(old)}, not {_describe(new)}; to change it, bind again"
                 )
             overwrite(old, new)
 
     def run(self) -> dict[str, Any]:
         """Run once; return the results by name as OrtValues on the device, which support DLPack (`torch.from_dlpack`).
 
-        A result bound to a tensor is in that tensor. ModelError if onnxruntime raises an error.
+        An output bound to a tensor is written to that tensor. ModelError if onnxruntime raises an error.
         """
         with model_errors("run"):
             self._bound.synchronize_inputs()
@@ -149,17 +147,17 @@ class Binding:
         return {name: np.array(to_array(value)) for name, value in self.run().items()}
 
 
-def target(port: Port, tensor: object, device: str) -> Any:
-    """Return the OrtValue of a tensor to write an output to; ModelError for another device or type."""
+def output_value(port: Port, tensor: object, device: str) -> Any:
+    """Return the tensor to write an output to as an OrtValue; ModelError if its device or type is wrong."""
     value = as_value(tensor)
     where = value.device_name().lower()
     if where != device:
-        raise ModelError(f"output {port.name!r} is written on {device}, but its tensor is on {where}; create it there")
+        raise ModelError(f"output {port.name!r} is on {device}, but its tensor is on {where}; create it on {device}")
     check_type(port, value, "output")
     return value
 
 
-def fixed_memory(port: Port, device: str, index: int) -> Any:
+def allocate_output(port: Port, device: str, index: int) -> Any:
     """Allocate memory for an output; ModelError if its shape is unknown."""
     dims = [d for d in port.shape or () if isinstance(d, int)]
     if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
@@ -173,16 +171,16 @@ def fixed_memory(port: Port, device: str, index: int) -> Any:
 def check_type(port: Port, value: Any, kind: str) -> None:
     """Raise ModelError unless a value has the type of an input or output."""
     if port.dtype is not None and value.element_type() != port.dtype.code:
-        raise ModelError(f"{kind} {port.name!r} is {port.dtype.spelling}, not {_spelled(value)}; cast the tensor")
+        raise ModelError(f"{kind} {port.name!r} must be {port.dtype.spelling}, not {_describe(value)}; cast the tensor")
 
 
-def _spelled(value: Any) -> str:
+def _describe(value: Any) -> str:
     dtype = DType.of(value.element_type())
     return f"{dtype.spelling if dtype else value.data_type()}{list(value.shape())}"
 
 
 Side = Literal[0, 1]
-"""One of the two sets of a `DoubleBuffer`."""
+"""The index of one of the two sets in a `DoubleBuffer`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +200,7 @@ class DoubleBuffer:
             _fill(self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
-        """Return the values of a tensor; on the CPU they are not copied, and valid until a run writes to this side."""
+        """Return a tensor as an array; on the CPU it is not a copy, and valid until a run writes to this side."""
         return to_array(self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:
@@ -213,7 +211,7 @@ class DoubleBuffer:
 class BufferedRunner:
     """An open model with its state in a `DoubleBuffer`, created by `Runner.buffered`.
 
-    `inputs`: the inputs to feed besides the state. `returned`: the outputs that a run returns.
+    `inputs`: the inputs to feed in addition to the state. `returned`: the outputs that a run returns.
     """
 
     buffer: DoubleBuffer
@@ -226,7 +224,7 @@ class BufferedRunner:
     _shielded: Mapping[str, Any] = field(repr=False)
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read one side, write the other; results are valid until the next run. ModelError if a run fails."""
+        """Read one side and write the other; results are valid until the next run. ModelError if the run fails."""
         bound = self._bound[side]
         with model_errors("run"):
             for name, value in self._shielded.items():
@@ -240,7 +238,7 @@ class BufferedRunner:
                     memory = memory_for(array, self.buffer.place)
                     for binding in self._bound:
                         binding.bind_ortvalue_input(name, memory)
-                    # This is last, so an interrupt leaves a consistent state.
+                    # Assigned last, so that an interrupt leaves a consistent state.
                     self._fed[name] = (array.shape, array.dtype), memory
                 _fill(memory, array)
             for name in self.returned:  # bound again, or onnxruntime would reuse the memory of the last results

@@ -1,9 +1,9 @@
-"""Faults of runtimes on valid models: crashes and wrong numbers by release, and their workarounds.
+"""Runtime faults on valid models: crashes and wrong numbers by release, and their workarounds.
 
-A row of `_tables/faults.json` names releases, a provider and a workaround: optimizers to disable or provider options to
-set, which sessions of this package do, or ops to keep in float32, which conversions for such a release do. This module
-has the pattern of ops for each row; reports name the ops. Tests verify the rows for the installed onnxruntime in
-subprocesses; the other rows have a source.
+Each row of `_tables/faults.json` names the affected releases, a provider and a workaround. Sessions of this package
+disable optimizers or set provider options; conversions for an affected release keep ops in float32. This module has the
+pattern of ops for each row, and reports name the matching ops. Tests verify the rows for the installed onnxruntime in
+subprocesses; all other rows cite a source.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 WEBGPU = "WebGpuExecutionProvider"
 DtypeOf = Callable[[ValueId], DType | None]
-"""A function from a value to its element type at run time, which may differ from that in the view."""
+"""A function that returns a value's element type at run time, which may differ from the type in the view."""
 
 
 ONNXRUNTIME, TENSORRT, DIRECTML = "onnxruntime", "TensorRT", "DirectML"
-"""Runtimes with faults."""
+"""Runtimes with known faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,13 @@ class RuntimeFault:
     """A fault of a runtime.
 
     `since`: the first release known to have it; `until`: the first without it. `provider`: the affected provider of
-    onnxruntime; None for all. `find`: yields the affected ops. `kinds`: op types that a model must contain for `find`
-    to yield anything. `harm`: a verb phrase. A fault has one workaround: `skip`, the optimizers to disable; `options`,
-    the provider options to set; `keep`, the ops stay float32 in conversions for such a release; `advice`, for the user.
-    `operators`: operators of onnxruntime with faulty kernels, which fusions for such a release do not write.
-    `reported`: False if the harm depends on the machine or its settings, so reports do not name it. `source`: a page
-    that describes it; "" for a fault found by this project. `note`: more about it, for maintainers.
+    onnxruntime; None for all. `find`: a generator of the affected ops. `kinds`: op types that a model must contain for
+    `find` to yield anything. `harm`: the wrong behavior, as a verb phrase. A fault has one workaround: `skip`, the
+    optimizers to disable; `options`, the provider options to set; `keep`, True if conversions for an affected release
+    keep the ops in float32; or `advice` for the user. `operators`: onnxruntime's own operators with faulty kernels,
+    which fusions for an affected release do not use. `reported`: False if the harm depends on the machine or its
+    settings, so reports do not name it. `source`: a page that describes the fault; "" if this project found it.
+    `note`: details for maintainers.
     """
 
     name: str
@@ -69,7 +70,7 @@ class RuntimeFault:
         if self.runtime != target.runtime or self.provider not in target.providers:
             return False
         number = release_number(target.release)
-        first = self.since[: len(number)]  # a major release counts if some of its minor ones have the fault
+        first = self.since[: len(number)]  # a bare major version is affected if any of its minor versions is
         return not number or (first <= number and (self.until is None or number < self.until))
 
     @property
@@ -84,13 +85,13 @@ class RuntimeFault:
     def remedy(self) -> str:
         """The workaround, as an imperative."""
         if self.skip:
-            return f"open it with disabled_optimizers={list(self.skip)}, as sessions of this package do"
+            return f"load the model with disabled_optimizers={list(self.skip)}, as sessions of this package do"
         if self.options:
             settings = ", ".join(f"{name}={value}" for name, value in self.options.items())
             return f"set the provider option {settings}, as sessions of this package do"
         if self.advice:
             return self.advice
-        return "keep these ops float32 (`--keep`), or use another release"
+        return "keep these ops in float32 (`--keep`), or use another release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +104,30 @@ class RuntimeTarget:
 
     @property
     def exact(self) -> bool:
-        """True if the release is as precise as the releases of faults."""
+        """True if the release is precise enough to compare with the releases of faults."""
         return self.runtime == ONNXRUNTIME or len(release_number(self.release)) > 1
 
 
 # -- patterns ----------------------------------------------------------------------------------------
 
-_SEEN_THROUGH = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"}
+_TRANSPARENT = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"}
 """Ops that onnxruntime removes, merges or swaps between a Transpose and a product if they do not change the shape."""
 
 
 def swapped_transposes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield the Transposes before a product that onnxruntime swaps with a Cast and then fails to fuse.
+    """Yield Transposes in front of products: onnxruntime swaps them with a Cast, and then fails to fuse them.
 
-    The graph stays half rewritten. Such a Transpose moves the first axis inward (`_inward`), and the product reads it
-    through a Cast: one in the model, or one added by the CPU provider, which has no float16 product. The other operand
-    has another rank, or a rank is unknown; otherwise the fusion succeeds. O(nodes).
+    The failure leaves the graph half rewritten. Such a Transpose moves the first axis inward (`_inward`), and the
+    product reads it through a Cast, either one in the model or one added by the CPU provider, which has no float16
+    product. The operands have different ranks, or a rank is unknown; otherwise the fusion succeeds. O(nodes).
     """
     found = dict.fromkeys(op.id for op, _ in _transposes_of_products(view, dtype_of))
     return (view.ops[op] for op in found)
 
 
 def _cast_transposes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    ends = ((op, product.results[0]) for op, product in _transposes_of_products(view, dtype_of))
-    return (op for op, result in ends if dtype_of(op.results[0]) is not dtype_of(result))
+    pairs = ((op, product.results[0]) for op, product in _transposes_of_products(view, dtype_of))
+    return (op for op, result in pairs if dtype_of(op.results[0]) is not dtype_of(result))
 
 
 def _transposes_of_products(view: View, dtype_of: DtypeOf) -> Iterator[tuple[Op, Op]]:
@@ -149,14 +150,14 @@ _FIRST_FUSED_PRODUCT = 9
 
 
 def _inward(view: View, product: Op, side: int) -> Op | None:
-    """Return the nearest Transpose before an operand if it moves the first axis to one of the last two places.
+    """Return the nearest Transpose upstream of an operand if it moves the first axis to one of the last two positions.
 
-    It may do so together with the Transposes before it.
+    It may do so together with Transposes further upstream.
     """
     transposes: list[Op] = []
     total: tuple[int, ...] = ()
     views: list[Op] = []
-    for op, _ in behind(view, product.inputs[side], first_input_of(_SEEN_THROUGH)):
+    for op, _ in behind(view, product.inputs[side], first_input_of(_TRANSPARENT)):
         if op.scope != product.scope:
             break
         if op.kind != "Transpose":
@@ -192,20 +193,20 @@ def _wide_heads(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
         if shape is None or (width := shape[-1]) is None:
             continue
         heads = int_attribute(op.node, "q_num_heads", 1) if len(shape) == 3 else 1
-        if width // max(heads, 1) > _WIDEST_HEAD:
+        if width // max(heads, 1) > _MAX_HEAD_SIZE:
             yield op
 
 
-_WIDEST_HEAD = 256
+_MAX_HEAD_SIZE = 256
 _SKIP_NORMS = tuple(f"com.microsoft::{name}LayerNormalization" for name in ("Embed", "Skip", "SkipSimplified"))
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
 def _summed_norms(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield the float16 norms of a sum, as onnxruntime fuses them or as they are in the model."""
+    """Yield the float16 norms of a sum: a fused op, or an Add and a norm that onnxruntime fuses."""
     for op in _low(view, dtype_of, (*_NORMS, *_SKIP_NORMS)):
-        maker = view.producer(op.inputs[0])
-        if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
+        producer = view.producer(op.inputs[0])
+        if op.kind in _SKIP_NORMS or (producer is not None and producer.kind == "Add"):
             yield op
 
 
@@ -214,7 +215,7 @@ def _grouped(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
 
 
 def _long_transposed(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield each float16 ConvTranspose with a spatial dimension unknown or beyond 2048."""
+    """Yield each float16 ConvTranspose with a spatial dimension above 2048 or unknown."""
     for op in _low(view, dtype_of, ("ConvTranspose",)):
         shape = shape_of(view, op.outputs[0])
         if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
@@ -265,7 +266,7 @@ _PATTERNS: Mapping[str, Callable[[View, DtypeOf], Iterator[Op]]] = {
     "grid_mode": _new_grid_modes,
     "transposed_convolution": partial(_low, kinds=("ConvTranspose",)),
 }
-"""The ops affected by each fault."""
+"""A generator of the affected ops for each fault."""
 
 
 def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
@@ -278,21 +279,21 @@ FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].item
 
 
 def fault_findings(
-    view: View, dtype_of: DtypeOf, target: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
+    view: View, dtype_of: DtypeOf, target: RuntimeTarget = RuntimeTarget(), rewritten: Collection[OpId] = ()
 ) -> Iterator[Finding]:
-    """Yield a finding for each fault affecting a model, about the first affected op. O(nodes).
+    """For each fault on the target, yield a finding about the first affected op of the model. O(nodes).
 
-    `dtype_of`: the types after the conversion. `mended`: ops that the conversion rewrites.
+    `dtype_of`: the types after the conversion. `rewritten`: ops that the conversion rewrites.
     """
     for fault in FAULTS:
         relevant = fault.reported and fault.affects(target)
-        op = next((op for op in fault.find(view, dtype_of) if op.id not in mended), None) if relevant else None
+        op = next((op for op in fault.find(view, dtype_of) if op.id not in rewritten), None) if relevant else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, fault.finding)
 
 
 def faults(view: View, to: DType, target: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
-    """Yield the ops computed incorrectly by a release in the low type, each with the fault. O(nodes)."""
+    """Yield the ops with a fault on the target in the low type, each with its fault. O(nodes)."""
 
     def dtype_of(value: ValueId) -> DType | None:
         dtype = view.dtype(value)
@@ -307,11 +308,11 @@ def faults(view: View, to: DType, target: RuntimeTarget) -> Iterator[tuple[Op, R
 def faults_to_avoid(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[RuntimeFault]:
     """Return the faults to work around in a session for a model with ops of these kinds.
 
-    A model that cannot be indexed or that calls functions is assumed to have every fault whose op types it contains.
+    An invalid model or one with function calls is assumed to have every fault whose op types it contains.
     """
     avoidable = (fault for fault in FAULTS if fault.skip or fault.options)
-    here = RuntimeTarget(release=release, providers=(None, providers[0]))
-    possible = [fault for fault in avoidable if kinds.issuperset(fault.kinds) and fault.affects(here)]
+    target = RuntimeTarget(release=release, providers=(None, providers[0]))
+    possible = [fault for fault in avoidable if kinds.issuperset(fault.kinds) and fault.affects(target)]
     if not possible or model.proto.functions:
         return possible
     try:

@@ -14,17 +14,16 @@ from typing import Any
 from amp_rewrite.dtypes import DType
 
 Loader = Callable[[str], Any]
-"""A function that opens a shared library by name or path, as `ctypes.CDLL` does; OSError if it is missing."""
+"""A function that loads a shared library by name or path, like `ctypes.CDLL`; OSError if it is missing."""
 
 # The first CUDA compute capability with tensor cores for each type: Volta, and Ampere for bfloat16.
 # CUDA C++ Programming Guide, "Compute Capabilities", tensor core input types.
-FAST_FROM: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOAT16: (8, 0)}
+MIN_CAPABILITY: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOAT16: (8, 0)}
 
-_WINDOWS = sys.platform == "win32"
-DRIVER = "nvcuda.dll" if _WINDOWS else "libcuda.so.1"
-# CUdevice_attribute of the CUDA driver API.
+DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+# CUdevice_attribute values of the CUDA driver API.
 _MAJOR, _MINOR = 75, 76
-_NAME = 96  # bytes; longer than any name
+_NAME_BYTES = 96  # longer than any name
 # Messages for the CUresult codes of the CUDA driver API that have a remedy.
 _MESSAGES = {
     100: "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the container a GPU",
@@ -48,35 +47,36 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The GPUs visible to CUDA programs, in their order.
+    """The GPUs visible to CUDA programs, in CUDA's order.
 
-    `cuda`: the newest CUDA version that the driver supports; None if unknown. `absence`: why there is no GPU; None if
-    there is one.
+    `cuda`: the newest CUDA version that the driver supports; None if unknown. `unavailable_reason`: why there is no
+    GPU; None if there is one.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cuda: tuple[int, int] | None = None
-    absence: str | None = None
+    unavailable_reason: str | None = None
 
 
 def hardware(load: Loader = ctypes.CDLL) -> Hardware:
-    """Return the hardware visible to CUDA programs, subject to CUDA_VISIBLE_DEVICES; initializes the driver."""
+    """Initialize the driver, and return the hardware visible to CUDA programs, subject to CUDA_VISIBLE_DEVICES."""
     try:
         library = load(DRIVER)
     except OSError:
-        return Hardware(absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
+        return Hardware(unavailable_reason=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
     version = _query(library.cuDriverGetVersion)
     cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
     if code := library.cuInit(0):
-        return Hardware((), cuda, _MESSAGES.get(code, f"the NVIDIA driver does not start: cuInit returns {code}"))
+        failure = f"the NVIDIA driver failed to initialize (cuInit returned {code}); run nvidia-smi to check it"
+        return Hardware((), cuda, _MESSAGES.get(code, failure))
     gpus = tuple(_gpu(library, index) for index in range(_query(library.cuDeviceGetCount)))
     return Hardware(gpus, cuda, None if gpus else _MESSAGES[100])
 
 
 def _gpu(library: Any, index: int) -> Gpu:
     device = ctypes.c_int(_query(library.cuDeviceGet, index))
-    name = ctypes.create_string_buffer(_NAME)
-    library.cuDeviceGetName(name, _NAME, device)
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    library.cuDeviceGetName(name, _NAME_BYTES, device)
     memory = ctypes.c_size_t()
     succeeded = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
     major, minor = (_query(library.cuDeviceGetAttribute, kind, device) for kind in (_MAJOR, _MINOR))
@@ -88,16 +88,16 @@ def _query(function: Any, *arguments: Any) -> int:
     return number.value if function(ctypes.byref(number), *arguments) == 0 else 0
 
 
-def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
-    """Return why a low type is not fast on a GPU; None if it is."""
+def why_not_fast(machine: Hardware, to: DType, device: int = 0) -> str | None:
+    """Return the reason for a low type not to be fast on a GPU; None if it is."""
     if not machine.gpus:
-        return f"{machine.absence}; on a CPU {to.spelling} is slower, not faster"
+        return f"{machine.unavailable_reason}; on a CPU {to.spelling} is slower, not faster"
     if device >= len(machine.gpus):
-        return f"there is no GPU {device}: this machine has {len(machine.gpus)}"
-    gpu, (major, minor) = machine.gpus[device], FAST_FROM[to]
+        return f"there is no GPU {device}; the last GPU of this machine is number {len(machine.gpus) - 1}"
+    gpu, (major, minor) = machine.gpus[device], MIN_CAPABILITY[to]
     if gpu.capability >= (major, minor):
         return None
-    return f"{to.spelling} is fast from compute capability {major}.{minor} on, but this GPU has less: {gpu}"
+    return f"{to.spelling} is only fast on GPUs with compute capability {major}.{minor} or higher; this one is {gpu}"
 
 
 def main_memory() -> int:

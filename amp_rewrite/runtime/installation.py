@@ -1,7 +1,7 @@
 """The installed onnxruntime: its packages and their faults, the import, its providers and errors.
 
-Many packages contain the module onnxruntime (onnxruntime, onnxruntime-gpu, one for each vendor). pip sees no conflict
-between them: installing a second one overwrites files of the first, and removing one deletes files of the other.
+Many packages contain the `onnxruntime` module (onnxruntime, onnxruntime-gpu, one for each vendor). pip does not detect
+this conflict: installing a second package overwrites files of the first, and removing one deletes files of the other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DEFAULT = "onnxruntime-gpu"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package containing the module. `lost`: files of it that are missing."""
+    """A package with the `onnxruntime` module. `missing`: its missing files."""
 
     name: str
     version: str
-    lost: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -49,9 +49,9 @@ class InstallationFault:
 
 
 def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """Return all installed packages containing the module, those with CUDA first, then by name.
+    """Return all installed packages with the `onnxruntime` module: first those for CUDA, then by name.
 
-    `folders`: where to look for packages; None for `sys.path`.
+    `folders`: the folders to search; None for `sys.path`.
     """
     found: dict[tuple[str, str], Package] = {}
     for distribution in metadata.distributions(path=list(sys.path if folders is None else folders)):
@@ -60,14 +60,14 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
         if name and f"\n{_INIT}," in f"\n{record}":  # at the top level, not inside another package
             paths = [row[0] for row in csv.reader(record.splitlines()) if row and row[0].startswith(f"{_MODULE}/")]
             files = (path for path in paths if not path.endswith(".pyc"))
-            lost = tuple(path for path in files if not Path(str(distribution.locate_file(path))).exists())
-            package = Package(name.lower().replace("_", "-"), distribution.version, lost)
+            missing = tuple(path for path in files if not Path(str(distribution.locate_file(path))).exists())
+            package = Package(name.lower().replace("_", "-"), distribution.version, missing)
             found.setdefault((package.name, package.version), package)  # a path may be listed twice
     return tuple(sorted(found.values(), key=lambda p: (p.name != DEFAULT, "gpu" not in p.name, p.name, p.version)))
 
 
-def installation_fault(installed: Sequence[Package]) -> InstallationFault | None:
-    """Return the fault shown by the files of these packages; None if there is none."""
+def find_fault(installed: Sequence[Package]) -> InstallationFault | None:
+    """Return the fault that the files of these packages reveal; None if there is none."""
     names = sorted({package.name for package in installed})
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))
@@ -76,9 +76,9 @@ def installation_fault(installed: Sequence[Package]) -> InstallationFault | None
             f"{uninstall(*names)}; {install(installed[0].name)}",
         )
     for package in installed:
-        if package.lost:
-            files = f"{count(len(package.lost), 'file')} of it missing, such as {Path(package.lost[0]).name}"
-            return InstallationFault(f"{package} is damaged, {files}", again(package))
+        if package.missing:
+            files = f"{count(len(package.missing), 'file')} missing, for example {Path(package.missing[0]).name}"
+            return InstallationFault(f"{package} is damaged: {files}", reinstall(package))
     return None
 
 
@@ -89,7 +89,7 @@ def install(package: str, options: str = "") -> str:
     return f"{tool}{options} {quoted}"
 
 
-def again(package: Package) -> str:
+def reinstall(package: Package) -> str:
     """Return the command to reinstall a package."""
     return install(f"{package.name}=={package.version}", " --force-reinstall --no-deps")
 
@@ -103,16 +103,16 @@ def onnxruntime(feature: str | None = None) -> Any:
     """Import onnxruntime for a feature and return it.
 
     MachineError names the feature, the fault, and the command that fixes it. The import can raise any exception: a
-    library may not load, a file may be missing, a module may be that of another package.
+    library may fail to load, a file may be missing, or a module may belong to another package.
     """
     try:
         import onnxruntime as ort
 
         _ = ort.InferenceSession, ort.SessionOptions, ort.get_available_providers
     except Exception as cause:
-        fault = _fault_of(cause)
+        fault = _import_fault(cause)
         what = f"{feature} runs models" if feature else "models run"
-        raise MachineError(f"{what} in onnxruntime, but {fault.fact}; {fault.remedy}") from cause
+        raise MachineError(f"{what} in onnxruntime, but {fault.fact}; to fix this, run: {fault.remedy}") from cause
     return ort
 
 
@@ -121,15 +121,15 @@ def require(feature: str) -> None:
     onnxruntime(feature)
 
 
-def _fault_of(cause: Exception) -> InstallationFault:
+def _import_fault(cause: Exception) -> InstallationFault:
     installed = packages()
-    if (fault := installation_fault(installed)) is not None:
+    if (fault := find_fault(installed)) is not None:
         return fault
     if not installed and isinstance(cause, ModuleNotFoundError) and cause.name == _MODULE:
         return InstallationFault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for CPUs only)")
     named = " and ".join(map(str, installed)) or "a module of that name"
     fact = f"{named} cannot be imported: {type(cause).__name__}: {one_line(cause)[:300]}"
-    return InstallationFault(fact, again(installed[0]) if installed else install(DEFAULT))
+    return InstallationFault(fact, reinstall(installed[0]) if installed else install(DEFAULT))
 
 
 # -- providers ----------------------------------------------------------------------------------------
@@ -166,12 +166,12 @@ def _plugin(package: str) -> Plugin:
 
 
 @cache
-def registered(ort: Any) -> tuple[Plugin, ...]:
+def register_plugins(ort: Any) -> tuple[Plugin, ...]:
     """Register the libraries of all plugins; return the plugins, each with its failure if there is one."""
-    return tuple(_registered(ort, plugin) for plugin in plugins())
+    return tuple(_register(ort, plugin) for plugin in plugins())
 
 
-def _registered(ort: Any, plugin: Plugin) -> Plugin:
+def _register(ort: Any, plugin: Plugin) -> Plugin:
     if plugin.failure or any(devices(ort, provider) for provider in plugin.providers):
         return plugin  # already registered
     try:
@@ -187,7 +187,7 @@ def devices(ort: Any, provider: str) -> Sequence[Any]:
     return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
 
 
-def described(device: Any) -> str:
+def describe(device: Any) -> str:
     """Return a description of a device: vendor, kind and name."""
     kind = str(device.device.type).rpartition(".")[2]
     name = dict(device.device.metadata).get("Description", "")
@@ -202,7 +202,7 @@ def has_provider(name: str) -> bool:
 
 def offered_device(provider: str) -> str:
     """Return a description of the device of a plugin's provider; "" for other providers."""
-    return next(map(described, devices(onnxruntime(), provider)), "")
+    return next(map(describe, devices(onnxruntime(), provider)), "")
 
 
 def check_providers(providers: Sequence[str]) -> None:
@@ -210,58 +210,58 @@ def check_providers(providers: Sequence[str]) -> None:
     ort = onnxruntime()
     available = ort.get_available_providers()
     if any(provider not in available for provider in providers):
-        usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
+        usable = [name for plugin in register_plugins(ort) if not plugin.failure for name in plugin.providers]
         available = list(dict.fromkeys((*available, *usable)))
     for position, provider in enumerate(providers or ("",)):
         plugin_devices = devices(ort, provider)
         if provider not in available and not plugin_devices:
-            failed = (p for p in registered(ort) if p.failure and (provider in p.providers or not p.providers))
+            failed = (p for p in register_plugins(ort) if p.failure and (provider in p.providers or not p.providers))
             causes = "".join(f" ({plugin.package} {plugin.release}: {plugin.failure})" for plugin in failed)
             legal = ", ".join(available)
             raise PolicyError(f"this onnxruntime has no provider {provider!r}{causes}; use one of {legal}")
         if plugin_devices and (position or set(providers[1:]) - {CPU}):
-            raise PolicyError(f"{provider} is a plugin, which only {CPU} may follow; leave out the others")
+            raise PolicyError(f"{provider} is a plugin, and only {CPU} may follow it; remove all other providers")
 
 
 # -- errors --------------------------------------------------------------------------------------------
 
 
-NO_KERNEL = "emulate(model) runs ops that have no CPU kernel"
-"""The remedy for a valid op that the CPU provider has no kernel for in its type."""
+NO_KERNEL = "to run ops without a CPU kernel, use emulate(model)"
+"""The remedy for a valid op without a kernel of the CPU provider in the op's type."""
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Turn errors of onnxruntime into ModelErrors of one line, with a remedy. `what`: "open" or "run"."""
+    """Turn errors from onnxruntime into one-line ModelErrors with a remedy. `what`: "open" or "run"."""
     try:
         yield
-    except _refusals() as cause:
-        text = _text(cause)
+    except _error_types() as cause:
+        text = _message(cause)
         found = (remedy for pattern, remedy in _REMEDY_BY_PATTERN.items() if re.search(pattern, text))
         remedy = next(found, _DEFAULT_REMEDIES[what])
         raise ModelError(f"onnxruntime cannot {what} the model: {text}; {remedy}") from cause
 
 
 _DEFAULT_REMEDIES = {
-    "open": "`amp-rewrite report MODEL` shows its ops and types",
+    "open": "to see its ops and types, run `amp-rewrite report MODEL`",
     "run": "check the data against the model's inputs",
 }
 _NEWER = "install a newer onnxruntime, or convert the model to an older opset with onnx.version_converter"
 _REMEDY_BY_PATTERN = {
-    "is not a registered function/op": "give the model a local function of that name, or use ops that it knows",
-    "No Op registered for": "check the spelling, or import the opset that has it",
-    "No opset import for domain": "add it to opset_import",
+    "is not a registered function/op": "give the model a local function of that name, or use ops of onnxruntime",
+    "No Op registered for": "check the name of the op, or import the opset that defines it",
+    "No opset import for domain": "add the domain to opset_import",
     "Could not find an implementation|Kernel not found": NO_KERNEL,
     "official support for domain|is under development": _NEWER,
-    "provider option": "see onnxruntime's page on that provider, or leave it out",
-    "graph (capture )?feature as requested by the user as ": "turn CUDA graphs off (cuda_graph, enable_cuda_graph)",
-    "max supported IR version": "install a newer onnxruntime, or export the model again for an older one",
+    "provider option": "see onnxruntime's documentation of that provider, or remove the option",
+    "graph (capture )?feature as requested by the user as ": "turn off CUDA graphs (cuda_graph, enable_cuda_graph)",
+    "max supported IR version": "install a newer onnxruntime, or export the model for an older one",
 }
-"""Remedies by a pattern in the message of onnxruntime."""
+"""Remedies by a pattern in onnxruntime's message."""
 
 
-def _text(cause: Exception) -> str:
+def _message(cause: Exception) -> str:
     text = " ".join(str(cause).split())
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]
@@ -269,8 +269,8 @@ def _text(cause: Exception) -> str:
     return f"{text[:400].rstrip('. ')}{' …' if len(text) > 400 else ''}"
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    """Return onnxruntime's own exceptions, which have no common base class, and those of its Python code."""
+def _error_types() -> tuple[type[Exception], ...]:
+    """Return onnxruntime's own exceptions (without a common base class) and those raised by its Python code."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     own = (e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))

@@ -1,4 +1,4 @@
-"""Kernel tables of execution providers by release, and documented limits of other runtimes."""
+"""The kernel tables of execution providers by release, and the documented limits of other runtimes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Kernels:
 
     The domain "" is "ai.onnx". Methods take `types`, the ONNX type string of each type variable of the operator's
     schema, such as {"T": "tensor(float16)"}, without variables of absent optional inputs. Operators that the runtime
-    expands as functions have no kernel of their own. `opset`, `ir`: the newest that the runtime opens; None if unknown.
-    `contrib`: the input and output counts and attributes of each operator of com.microsoft; None if unknown.
+    expands as functions have no kernel of their own. `opset`, `ir`: the newest opset and IR version that the runtime
+    loads; None if unknown. `contrib`: for each operator of com.microsoft, the maximum numbers of inputs and outputs,
+    and the attributes; None if unknown.
     """
 
     runtime: str
@@ -62,7 +63,7 @@ class Kernels:
         return any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
 
     def covers(self, domain: str) -> bool:
-        """True if the table has operators of a domain; kernels of others come with a library of custom operators."""
+        """True if the table has operators of a domain; kernels for other domains come from custom-op libraries."""
         return any(key.startswith(_key(domain, "")) for key in self.registrations)
 
     def has(self, domain: str, op_type: str, since_version: int) -> bool:
@@ -78,11 +79,11 @@ class Kernels:
             return f"no {self.provider} kernel for {name}"
         if not self.has(domain, op_type, since_version):
             return f"no {self.provider} kernel for {name} of version {since_version}"
-        spelled = ", ".join(f"{variable}={types[variable]}" for variable in sorted(types))
-        return f"no {self.provider} kernel for {name} with {spelled}"
+        assigned = ", ".join(f"{variable}={types[variable]}" for variable in sorted(types))
+        return f"no {self.provider} kernel for {name} with {assigned}"
 
     def contrib_refusal(self, op_type: str, inputs: int, outputs: int, attributes: Collection[str]) -> str | None:
-        """Return why the runtime refuses a node of com.microsoft; None if no reason is known."""
+        """Return why the runtime rejects a node of com.microsoft; None if no reason is known."""
         if self.contrib is None:
             return None
         if op_type not in self.contrib:
@@ -90,9 +91,9 @@ class Kernels:
         *limits, names = self.contrib[op_type]
         for count, limit, ports in zip((inputs, outputs), limits, ("inputs", "outputs"), strict=True):
             if isinstance(limit, int) and count > limit:
-                return f"{op_type} of {self.runtime} has {limit} {ports}, not {count}"
+                return f"{op_type} in {self.runtime} has at most {limit} {ports}, not {count}"
         unknown = next((name for name in attributes if name not in names), None)
-        return None if unknown is None else f"{op_type} of {self.runtime} has no attribute {unknown!r}"
+        return None if unknown is None else f"{op_type} in {self.runtime} has no attribute {unknown!r}"
 
     def _serving(self, domain: str, op_type: str, since_version: int) -> Iterator[Registration]:
         key = _key(domain, op_type)
@@ -105,12 +106,12 @@ def load_kernels(release: str = "") -> Kernels:
     """Load the kernel table of the CUDA provider for one of `releases()`, by default the newest."""
     release = release or releases()[-1]
     table = stored("cuda_kernels")
-    # The table is that of the newest release; older ones are changes back from it.
+    # The table is for the newest release; older ones are stored as changes, each from the next newer release.
     if release != table["runtime"].rpartition(" ")[2]:
         history = stored("cuda_history")
         table = {**table, "sets": history["sets"]}
         for older, change in history["releases"].items():
-            table = patched(table, change)
+            table = patch(table, change)
             if older == release:
                 break
     return kernels_of(table)
@@ -150,8 +151,8 @@ def stored(name: str) -> Mapping[str, Any]:
     return table
 
 
-def patched(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Apply the changes from a release to the one before it; entries missing from the older one are null."""
+def patch(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Apply the changes from a release to the previous one; null marks an entry that the previous one does not have."""
     parts = {}
     for part in ("kernels", "aliases", "contrib"):
         merged = {**table[part], **change.get(part, {})}
@@ -169,10 +170,10 @@ def release_number(release: str) -> tuple[int, ...]:
 
 
 def known_release(release: str) -> str:
-    """Return the release whose table serves a release: the newest patch for "1.22", the newest of all for "".
+    """Return the release of the table to use for a release: the newest patch for "1.22", the newest of all for "".
 
-    A release without a table gets the last one before it, so it has no kernel that is not known. PolicyError for a
-    release before the oldest table, and for text that is not a release.
+    A release without a table gets the latest earlier one, so no kernel is assumed that it may not have. PolicyError for
+    a release before the oldest table, and for text that is not a release.
     """
     tables = releases()
     if not release:
@@ -181,12 +182,10 @@ def known_release(release: str) -> str:
     if not number:
         raise PolicyError(f"{release!r} is not a release of onnxruntime; use one of {', '.join(tables)}")
     patches = [name for name in tables if release_number(name)[: len(number)] == number]
-    served = patches or [name for name in tables if release_number(name) <= number]
-    if not served:
-        raise PolicyError(
-            f"no kernel table of onnxruntime-gpu {release}: tables begin at {tables[0]}; use a newer onnxruntime"
-        )
-    return served[-1]
+    usable = patches or [name for name in tables if release_number(name) <= number]
+    if not usable:
+        raise PolicyError(f"there is no kernel table for onnxruntime-gpu {release}; use release {tables[0]} or later")
+    return usable[-1]
 
 
 @functools.cache
@@ -206,9 +205,9 @@ def installed_release() -> str:
 class Limits:
     """The limits of a runtime.
 
-    `runtime`: its name in messages. `low`: the low types that it computes in. `opset`: the newest ai.onnx opset that
-    it reads; None if not documented. `absent`: ai.onnx operators that it lacks. `without`: operators that it has in
-    float32, but not in a low type. `source`: the page that documents them.
+    `runtime`: its name in messages. `low`: the low types that it computes in. `opset`: the newest supported ai.onnx
+    opset; None if not documented. `absent`: unsupported ai.onnx operators. `without`: operators that are supported in
+    float32, but not in a low type. `source`: the page that documents the limits.
     """
 
     runtime: str
@@ -238,5 +237,5 @@ def _read(row: Mapping[str, Any]) -> Limits:
     )
 
 
-LIMITS: Mapping[str, Limits] = {word: _read(row) for word, row in stored("limits")["limits"].items()}
+LIMITS: Mapping[str, Limits] = {name: _read(row) for name, row in stored("limits")["limits"].items()}
 """The limits by the name of the target."""

@@ -1,4 +1,4 @@
-"""A model as passed to onnxruntime: its inputs and outputs, a part of it, and its bytes or a path."""
+"""Inputs and outputs of models, models with fewer outputs, and the bytes or path of a model for onnxruntime."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of a model. `shape`: a free dimension is a name or None; None if the rank is unknown.
+    """An input or output of a model.
 
-    `dtype`: None for containers without a single type (maps). `required`: False for an input with a default. `extra`:
-    the position of an additional axis of size 1 that arrays may have.
+    `dtype`: None for containers without a single type (maps). `shape`: the sizes, with a name or None for a free
+    dimension; None if the rank is unknown. `required`: False for an input with a default. `extra`: the position of an
+    additional axis of size 1 that arrays may have.
     """
 
     name: str
@@ -82,11 +83,11 @@ def _port(formal: ValueInfoProto, required: bool) -> Port:
 
 
 def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
-    """Return 0 for an empty dimension; the name or None for a free one, also if written as -1."""
+    """Return 0 for an empty dimension; the name or None for a free one, even if written as -1."""
     return 0 if dim.HasField("dim_value") and dim.dim_value == 0 else dim.dim_param or None
 
 
-def reduced(model: Model, names: Sequence[str]) -> Model:
+def submodel(model: Model, names: Sequence[str]) -> Model:
     """Return the model with only these outputs and the nodes needed for them."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
@@ -114,15 +115,15 @@ def check_names(kind: str, names: Sequence[str] | Mapping[str, object], legal: t
 
 
 _FROM_FOLDER = "session.model_external_initializers_file_folder_path"
-_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory; a larger model is passed as a file
+_MAX_MESSAGE_BYTES = 1 << 26  # of tensors in memory; a larger model is passed as a file
 
 
 @contextmanager
 def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
-    """Yield a model for onnxruntime, as a message that refers to weight files or as a path, and session entries."""
+    """Yield a model for onnxruntime, as bytes with references to weight files or as a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
     in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
-    if in_memory <= _LARGEST_MESSAGE and not any(map(is_pending, heavy)):
+    if in_memory <= _MAX_MESSAGE_BYTES and not any(map(is_pending, heavy)):
         yield _message(model.proto, heavy)
         return
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
@@ -131,8 +132,8 @@ def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]
             model.save(path, external_data=True)
         except ModelError as cause:
             raise ModelError(
-                f"the model must be written to a temporary folder to be opened, and that failed: {cause}; set TMPDIR"
-                " to a folder with more space, or save the model and load it again"
+                f"the model must be written to a temporary folder before it is opened, but this failed: {cause};"
+                " set TMPDIR to a folder with more space, or save the model and load it again"
             ) from cause
         yield str(path), {}
 
@@ -147,7 +148,7 @@ def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Ma
             if is_stub(tensor) and source(tensor).in_memory:
                 tensor.CopyFrom(materialized(tensor, sources))
         for first in {(p.path, p.stamp): p for p in places}.values():
-            sources.read(first, 0, 0)  # refuses a file that has changed
+            sources.read(first, 0, 0)  # raises an error if the file has changed
     if not places:
         return copy.SerializeToString(), {}
     folder = os.path.commonpath([os.path.dirname(p.path) for p in places])  # noqa: PTH120

@@ -1,4 +1,4 @@
-"""Queries of the NVIDIA driver and onnxruntime, each in a process of its own in case of a crash."""
+"""Queries of the NVIDIA driver and onnxruntime, each in a separate process in case of a crash."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 from amp_rewrite.errors import MachineError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.installation import described, devices, has_provider, onnxruntime, registered
+from amp_rewrite.runtime.installation import describe, devices, has_provider, onnxruntime, register_plugins
 from amp_rewrite.runtime.runner import CUDA, cuda_opens, unloaded_library
 
 _HOME = str(Path(__file__).parents[2])
-_TIMEOUT = 300.0  # seconds, to open a tiny model or to start the driver of eight GPUs
+_TIMEOUT = 300.0  # seconds, to open a tiny model or to initialize the driver of eight GPUs
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """Return the command line for a program importing this package, but nothing from the current folder (-P)."""
+    """Return the command line for a program that imports this package, but nothing from the current folder (-P)."""
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]
 
 
 def in_subprocess(program: str, *arguments: str, subject: str = "onnxruntime", seconds: float = _TIMEOUT) -> str:
     """Run a program in a subprocess and return its output; MachineError about `subject` if it fails."""
-    words = command(program, *arguments)
+    line = command(program, *arguments)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     except subprocess.TimeoutExpired as cause:
         raise MachineError(f"{subject} did not answer within {seconds:.0f} seconds") from cause
     if done.returncode < 0:
@@ -51,8 +51,8 @@ def probe() -> dict[str, Any]:
         "opens": has_provider(CUDA) and cuda_opens(),
         "unloaded": unloaded_library() if cuda else None,
         "plugins": [
-            {**asdict(plugin), "devices": [described(d) for name in plugin.providers for d in devices(ort, name)]}
-            for plugin in registered(ort)
+            {**asdict(plugin), "devices": [describe(d) for name in plugin.providers for d in devices(ort, name)]}
+            for plugin in register_plugins(ort)
         ],
     }
 
@@ -70,9 +70,9 @@ def query_hardware() -> Hardware:
     """Query the GPUs of this machine in a subprocess; a crash or a hang counts as a missing driver."""
     answer = _answer("gpu", "hardware", "the NVIDIA driver")
     if failure := answer.get("failure"):
-        return Hardware(absence=f"{failure}; restart the machine, or reinstall the driver")
+        return Hardware(unavailable_reason=f"{failure}; restart the machine, or reinstall the driver")
     gpus = tuple(Gpu(gpu["name"], (*gpu["capability"],), gpu["memory"]) for gpu in answer["gpus"])
-    return Hardware(gpus, answer["cuda"] and (*answer["cuda"],), answer["absence"])
+    return Hardware(gpus, answer["cuda"] and (*answer["cuda"],), answer["unavailable_reason"])
 
 
 def _answer(module: str, function: str, subject: str) -> Answer:

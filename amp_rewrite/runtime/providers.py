@@ -1,4 +1,4 @@
-"""Providers and releases of onnxruntime to run a model, and its session options.
+"""Suitable providers, releases and session options of onnxruntime for a model.
 
 Without TF32, onnxruntime runs no convolution on tensor cores, not even in a low type (`untensored_convolution` in
 `faults.py`). With channels last and a fused bias, convolutional networks need no layout changes around each kernel; the
@@ -33,11 +33,11 @@ from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kerne
 
 OWN_DOMAIN = "com.microsoft"
 CUDA_ONLY = frozenset({"BiasSplitGelu", "GroupNorm", "SkipGroupNorm"})
-"""Operators of that domain that fusions write and that have no CPU kernel."""
+"""Operators of this domain that fusions create and that do not have a CPU kernel."""
 
 
 def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DType]) -> str | None:
-    """Return why a node cannot run correctly in all of the types; None if it can."""
+    """Return why a node cannot run correctly in one of the types; None if it can run in all."""
     own = node.domain == OWN_DOMAIN
     if own:
         attributes = [a.name for a in node.attribute]
@@ -58,7 +58,7 @@ def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DTyp
 
 
 def run_as_bodies(view: View, kernels: Kernels | None) -> list[Op]:
-    """Return the ops without a kernel, run as function bodies by the runtime."""
+    """Return the ops without a kernel; the runtime runs their function bodies instead."""
     return [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
 
 
@@ -70,7 +70,7 @@ def _runs_as_body(op: Op, kernels: Kernels) -> bool:
 
 
 def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:
-    """Return the oldest release from which on all releases up to `kernels` run onnxruntime's own operators correctly.
+    """Return the oldest release to run onnxruntime's own operators correctly, as do all later ones up to `kernels`.
 
     None for a model without such operators. O(nodes), and O(kinds of nodes) for each release.
     """
@@ -104,14 +104,14 @@ def release_refusal(needed: str, operators: Collection[str], release: str, provi
     """
     if release_number(release) and release_number(release) < release_number(needed):
         return (
-            f"it needs onnxruntime {needed} or later for {', '.join(operators)}, but this is {release}, which refuses"
-            f" or miscomputes it; update onnxruntime, or convert the source with --target ort-cuda:{release}"
+            f"the model needs onnxruntime {needed} or later for {', '.join(operators)}, but {release} is installed and"
+            f" rejects or miscomputes it; update onnxruntime, or convert the source with --target ort-cuda:{release}"
         )
-    lacking = [name for name in operators if not _serves(provider, name)]
-    if lacking:
+    unsupported = [name for name in operators if not _serves(provider, name)]
+    if unsupported:
         way = "with --fuse contrib" if provider == CPU else "for that provider with --target"
         return (
-            f"{provider} has no known kernel for {', '.join(lacking)} of {OWN_DOMAIN}; use {CUDA}, or convert the"
+            f"{provider} has no known kernel for {', '.join(unsupported)} of {OWN_DOMAIN}; use {CUDA}, or convert the"
             f" source {way}"
         )
     return None
@@ -134,20 +134,20 @@ def _form(node: NodeProto) -> tuple[object, ...]:
 # -- options of CUDA -----------------------------------------------------------------------------------
 
 TF32 = "tf32"
-"""Setting in the metadata of a file: 1 if a check on data permits TF32 in its float32 products."""
+"""The metadata key for TF32: "1" if a check on data permits it in the float32 products of the file."""
 CHANNELS_LAST: Mapping[str, str] = {"prefer_nhwc": "1", "fuse_conv_bias": "1"}
 _MIN_CONVOLUTIONS = 8
-"""The fewest convolutions of a convolutional network; one or two only split an image or sound into patches."""
+"""Minimum number of convolutions in a convolutional network; one or two only split an image or sound into patches."""
 _WEIGHT_RANK = 4
-"""The rank of the weight of a two-dimensional convolution."""
+"""The rank of a two-dimensional convolution's weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaOptions:
     """Options of the CUDA provider for a model.
 
-    `tf32`: True if TF32 would round no float32 product, or the file permits it. `channels_last`: True if channels last
-    is worth a try. `cost`: what it costs to leave TF32 off, and how to avoid that; or "".
+    `tf32`: True if TF32 would not round any float32 product, or if the file permits it. `channels_last`: True if
+    channels last is worth a try. `cost`: the cost of TF32 being off, and how to avoid it; "" if there is none.
     """
 
     tf32: bool = False
@@ -160,7 +160,7 @@ class CudaOptions:
 
     @property
     def line(self) -> str:
-        """A line of Python opening a session with these options; "" if they are onnxruntime's defaults."""
+        """A line of Python to open a session with these options; "" if they are onnxruntime's defaults."""
         if not self.channels_last:
             return ""
         options = ", ".join(f'"{name}": {value}' for name, value in CHANNELS_LAST.items())
@@ -168,7 +168,7 @@ class CudaOptions:
 
 
 def cuda_options(model: Model) -> CudaOptions:
-    """Return the options for a model, with TF32 off for an invalid one or one with functions. O(nodes)."""
+    """Return the options for a model, with TF32 off if the model is invalid or has functions. O(nodes)."""
     try:
         view = View.of(model)
     except ModelError:
@@ -179,7 +179,7 @@ def cuda_options(model: Model) -> CudaOptions:
 def cuda_options_of(view: View, dtype_of: DtypeOf, *, permitted: bool = False) -> CudaOptions:
     """Return the options for a model with values of the types in `dtype_of`.
 
-    `permitted`: allow TF32 in float32 products if there are low convolutions, so not in a float32 twin of the file.
+    `permitted`: allow TF32 in float32 products if there are low convolutions, and thus not in a float32 twin.
     """
     if view.model.proto.functions:
         return CudaOptions()
@@ -191,7 +191,7 @@ def cuda_options_of(view: View, dtype_of: DtypeOf, *, permitted: bool = False) -
     return CudaOptions(tf32=True, channels_last=planar >= _MIN_CONVOLUTIONS)
 
 
-_COST = "since float32 products beside them need TF32 off; " + next(
+_COST = "because the float32 products of the model need TF32 off; " + next(
     fault.remedy for fault in FAULTS if fault.name == "untensored_convolution"
 )
 

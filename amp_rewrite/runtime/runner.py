@@ -28,7 +28,7 @@ from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
 from amp_rewrite.runtime.faults import faults_to_avoid
 from amp_rewrite.runtime.installation import check_providers, devices, model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
-from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
+from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, submodel, written_to
 from amp_rewrite.runtime.providers import CHANNELS_LAST, cuda_options
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ Given = Array | list[Any] | dict[Any, Any] | None
 TENSORRT = "TensorrtExecutionProvider"
 
 MAX_THREADS = 1024
-"""The most threads per op; onnxruntime needs minutes to start more."""
+"""Maximum number of threads per op; onnxruntime needs minutes to start more."""
 
-# For some graphs of thousands of nodes, planning memory reuse takes longer than the rest of opening.
+# For some graphs of thousands of nodes, planning memory reuse takes longer than all other work to open the model.
 _MAX_PLANNED_NODES = 4000
-# FATAL, since errors are raised as exceptions anyway.
+# FATAL, because errors are raised as exceptions anyway.
 QUIET, _DEFAULT_SEVERITY = 4, 2
 _BATCH, _SIZE = 1, 64
-"""The sizes of free dimensions in a trial run: of the first axis, and of all others."""
+"""Sizes of free dimensions in a trial run: on the first axis, and on all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,12 @@ class SessionOptions:
     """Options for opening a model.
 
     `providers`: in order of preference. `outputs_only`: compute only these outputs, in this order. `optimized`: False
-    runs every node unchanged. `planned`: False skips planning the reuse of memory, which takes most of the time for
-    opening a graph of 1000 nodes. `pooled`: False allocates memory for each value separately; otherwise a second run
-    allocates it for all values at once, in addition to that of the first run. `lean`: for a single run, leave weights
-    in their files without copies, and free memory at once. `spinning`: False lets waiting threads sleep, which suits
-    graphs of many small ops. `threads`: for one op; 0 for one per core. `provider_options`: by provider; they override
-    those of `cuda_options`. `channels_last`: on CUDA, try channels last for convolutional models.
+    runs every node unchanged. `planned`: False skips planning the reuse of memory, which takes most of the time to
+    open a graph of 1000 nodes. `pooled`: False allocates memory for each value separately; otherwise, a second run
+    allocates memory for all values at once, in addition to the memory of the first run. `lean`: for a single run,
+    leave weights in their files without copies, and free memory at once. `spinning`: False lets waiting threads sleep,
+    which suits graphs of many small ops. `threads`: the number per op; 0 for one per core. `provider_options`: options
+    by provider; they override `cuda_options`. `channels_last`: on CUDA, try channels last for convolutional models.
     """
 
     providers: Sequence[str] = (CPU,)
@@ -77,8 +77,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """An open model. `provider`: the provider running it; `provider_options`: its options. `inner`: onnxruntime's
-    own session."""
+    """An open model. `provider`: the provider that runs it. `inner`: onnxruntime's own session."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -91,16 +90,16 @@ class Runner:
     def open(cls, model: Model, options: SessionOptions | None = None) -> Runner:
         """Open a model with these options, by default on the CPU.
 
-        Weights in files stay there, and onnxruntime maps them. A model with heavy weights in memory or with pending
+        onnxruntime maps weights in files without copying them. A model with large weights in memory or with pending
         casts is written to a temporary folder while it is opened.
 
-        PolicyError for a provider that the installed onnxruntime does not have; ModelError if none of the providers can
-        be opened, or if onnxruntime refuses the model.
+        PolicyError for a provider that the installed onnxruntime does not have; ModelError if none of the providers
+        loads, or if onnxruntime rejects the model.
         """
         options = options or SessionOptions()
         providers = options.providers
         check_providers(providers)
-        chosen = model if options.outputs_only is None else reduced(model, options.outputs_only)
+        chosen = model if options.outputs_only is None else submodel(model, options.outputs_only)
         nodes = list(all_nodes(chosen.proto.graph.node))
         bodies = (nodes, *(all_nodes(function.node) for function in chosen.proto.functions))
         kinds = frozenset(node.op_type for body in bodies if options.optimized for node in body)
@@ -108,32 +107,32 @@ class Runner:
         skip = [name for fault in faults for name in fault.skip]
         workarounds = {name: value for fault in faults for name, value in fault.options.items()}
         defaults: dict[str, Mapping[str, str]] = {providers[0]: workarounds}
-        tried = False
+        layout = False
         if CUDA in providers:
-            best, given = cuda_options(chosen), options.provider_options.get(CUDA, {})
-            tried = options.channels_last and best.channels_last and not given.keys() & {"use_tf32", *CHANNELS_LAST}
-            defaults[CUDA] = {**best.without_layout, **(CHANNELS_LAST if tried else {}), **defaults.get(CUDA, {})}
+            best, requested = cuda_options(chosen), options.provider_options.get(CUDA, {}).keys()
+            layout = options.channels_last and best.channels_last and not requested & {"use_tf32", *CHANNELS_LAST}
+            defaults[CUDA] = {**best.without_layout, **(CHANNELS_LAST if layout else {}), **defaults.get(CUDA, {})}
         by_provider = {name: {**defaults.get(name, {}), **options.provider_options.get(name, {})} for name in providers}
         settings = _settings(options, len(nodes))
         with model_input(chosen) as (source, entries):
             for key, value in entries.items():
                 settings.add_session_config_entry(key, value)
             runner = cls._of(chosen, by_provider, _opened(source, settings, by_provider, skip))
-            if tried and runner.provider == CUDA and not runner._runs_zeros():
+            if layout and runner.provider == CUDA and not runner._runs_zeros():
                 by_provider[CUDA] = {k: v for k, v in by_provider[CUDA].items() if k not in CHANNELS_LAST}
                 runner = cls._of(chosen, by_provider, _opened(source, settings, by_provider, skip))
         return runner
 
     @classmethod
     def _of(cls, model: Model, providers: Mapping[str, Mapping[str, str]], session: Any) -> Runner:
-        opened = session.get_providers()[0]
-        if opened not in providers:
+        first = session.get_providers()[0]
+        if first not in providers:
             raise ModelError(
-                f"{' and '.join(providers)} cannot be opened on this machine, only {opened}; add {opened}, or install"
+                f"{' and '.join(providers)} cannot be loaded on this machine, only {first}; add {first}, or install"
                 " the missing libraries"
             )
         written = written_to(model.proto.graph)
-        return cls(input_ports(model), output_ports(model), opened, providers[opened], session, written)
+        return cls(input_ports(model), output_ports(model), first, providers[first], session, written)
 
     def _runs_zeros(self) -> bool:
         feeds: dict[str, Array] = {}
@@ -152,15 +151,16 @@ class Runner:
             return False
         return True
 
-    def _unrecorded(self) -> Any:
-        """Return run options to bypass the CUDA graphs of the session; None if it has none."""
+    def _without_graph(self) -> Any:
+        """Return run options to bypass the session's CUDA graphs; None if it does not capture any."""
         return _graph_number(-1) if self.provider_options.get("enable_cuda_graph") == "1" else None
 
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
-        """Return the results by name: all in the model's order, or those in `outputs`. `batch` is not changed.
+        """Run the model, and return the results by name: `outputs`, or all in the model's order.
 
-        Tensors are arrays, sequences lists, maps dictionaries, empty optionals None. bfloat16 arrays have the dtype of
-        ml_dtypes. ModelError for unknown or missing names, and if onnxruntime raises an error.
+        `batch` is not changed. Tensors are arrays, sequences are lists, maps are dictionaries, and empty optionals are
+        None. bfloat16 arrays have the dtype from ml_dtypes. ModelError for unknown or missing names, and if onnxruntime
+        raises an error.
         """
         ports = {port.name: port for port in self.outputs}
         names = list(ports) if outputs is None else list(outputs)
@@ -174,9 +174,9 @@ class Runner:
         with model_errors("run"):
             if by_value:  # OrtValues support bfloat16, onnxruntime's numpy interface does not
                 values = {name: from_array(value) for name, value in fed.items()}
-                results = map(to_array, self.inner.run_with_ort_values(names, values, self._unrecorded()))
+                results = map(to_array, self.inner.run_with_ort_values(names, values, self._without_graph()))
             else:
-                results = self.inner.run(names, fed, self._unrecorded())
+                results = self.inner.run(names, fed, self._without_graph())
             return dict(zip(names, results, strict=True))
 
     def bind(
@@ -189,10 +189,10 @@ class Runner:
     ) -> Binding:
         """Bind inputs and outputs to the device, for repeated runs without copies.
 
-        `feeds`: numpy arrays (with bfloat16 from ml_dtypes), OrtValues, or DLPack tensors, such as those of torch;
-        tensors already on the device are not copied. `outputs`: names, or names with tensors to write to; by default
-        all outputs. `device`: the number of the GPU. `fixed`: outputs keep their addresses, as a CUDA graph requires.
-        ModelError for names, types and devices that do not match.
+        `feeds`: numpy arrays (with bfloat16 from ml_dtypes), OrtValues, or DLPack tensors, for example from torch;
+        tensors already on the device are not copied. `outputs`: names, or tensors to write to by name; by default, all
+        outputs. `device`: the number of the GPU. `fixed`: outputs keep their addresses, as a CUDA graph requires.
+        ModelError for wrong names, types and devices.
         """
         in_ports, out_ports = ({port.name: port for port in side} for side in (self.inputs, self.outputs))
         chosen = list(out_ports) if outputs is None else outputs
@@ -204,14 +204,14 @@ class Runner:
         with model_errors("run"):
             bound = self.inner.io_binding()
             for name, tensor in feeds.items():
-                values[name] = buffers.placed(tensor, *place)
+                values[name] = buffers.value_on(tensor, *place)
                 buffers.check_type(in_ports[name], values[name], "input")
                 bound.bind_ortvalue_input(name, values[name])
             for name in chosen:
                 if isinstance(chosen, Mapping):
-                    given[name] = buffers.target(out_ports[name], chosen[name], place[0])
+                    given[name] = buffers.output_value(out_ports[name], chosen[name], place[0])
                 elif fixed:
-                    given[name] = buffers.fixed_memory(out_ports[name], *place)
+                    given[name] = buffers.allocate_output(out_ports[name], *place)
                 else:
                     bound.bind_output(name, *place)
                     continue
@@ -232,7 +232,7 @@ class Runner:
             raise ModelError(f"input {missing[0]!r} is missing; pass an array for each of {missing}")
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
-        """Allocate two sets of state for `buffered` on this model's device, with the values on side 0."""
+        """Allocate two sets of state for `buffered` on this model's device, with the initial values on side 0."""
         place = self._place()
         # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
         first, second = ({name: buffers.memory_for(array, place) for name, array in initial.items()} for _ in "01")
@@ -251,7 +251,7 @@ class Runner:
             inputs = frozenset(port.name for port in self.inner.get_inputs())
             first, second = state.sides
             read = [name for name in first if name in inputs]
-            shielded = {name: buffers.copied(first[name], *state.place) for name in read if name in self._written_to}
+            shielded = {name: buffers.copy_to(first[name], *state.place) for name in read if name in self._written_to}
             bound = self.inner.io_binding(), self.inner.io_binding()
             for here, now, after in zip(bound, (first, second), (second, first), strict=True):
                 for name in read:
@@ -269,10 +269,10 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CudaGraphs:
-    """Recorded runs of a model on CUDA, one for each set of shapes up to a limit; other shapes run normally.
+    """Recorded runs of a model on CUDA: one for each set of shapes, up to a limit. Other shapes run normally.
 
-    The first run with new shapes is a normal one, which shows the shapes of the results, and is then recorded. Results
-    are copied from the device before the next replay overwrites them; threads take turns.
+    The first run with new shapes is a normal one, to find the shapes of the results; then a run is recorded. Results
+    are copied from the device before the next replay overwrites them. Threads take turns.
     """
 
     runner: Runner
@@ -293,10 +293,10 @@ class CudaGraphs:
                 return dict(binding.arrays())
             results = self.runner.run(feeds, outputs)
             if key not in self.bindings and len(self.bindings) < MAX_GRAPHS:
-                self.bindings[key] = self._recorded(given, results)
+                self.bindings[key] = self._record(given, results)
             return results
 
-    def _recorded(self, feeds: Mapping[str, Array], results: Mapping[str, Given]) -> Binding | None:
+    def _record(self, feeds: Mapping[str, Array], results: Mapping[str, Given]) -> Binding | None:
         if not all(isinstance(value, np.ndarray) for value in results.values()):
             return None
         try:
@@ -312,18 +312,18 @@ _NUMBERS = count(1)
 
 
 def _graph_number(number: int) -> Any:
-    """Return run options to record or replay the CUDA graph with a number; -1 for a run without a graph."""
+    """Return run options to record or replay the CUDA graph with this number; -1 for a run without a graph."""
     options = installed_onnxruntime().RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     return options
 
 
 MAX_GRAPHS = 8
-"""The most sets of shapes that a session records; each keeps memory for its inputs and results."""
+"""Maximum number of recorded sets of shapes per session; each keeps memory for its inputs and results."""
 
 
 def small_model(dtype: str = "float") -> ModelProto:
-    """Return a model of one op, for trying to open it."""
+    """Return a model of one op, to test whether a provider opens it."""
     import onnx.parser
 
     text = '<ir_version: 8, opset_import: ["" : 13]> probe ({0}[1] x) => ({0}[1] y) {{ y = Neg(x) }}'
@@ -375,7 +375,7 @@ def _opened(
     ort = installed_onnxruntime()
     first = next(iter(by_provider))
     plugin_devices = devices(ort, first)[:1]
-    ort.set_default_logger_severity(QUIET)  # a provider that fails to open logs it outside of any session
+    ort.set_default_logger_severity(QUIET)  # a provider that fails to load logs this outside of any session
     try:
         with model_errors("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
@@ -395,7 +395,7 @@ def preload_once() -> None:
     release = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
     missing = [_load_error(name) is not None for name in (f"libcublasLt.so.{release}", _CUDNN)]
     if release and any(missing):
-        with redirect_stdout(io.StringIO()):  # it prints missing libraries
+        with redirect_stdout(io.StringIO()):  # the call prints missing libraries
             ort.preload_dlls(cuda=missing[0], cudnn=missing[1])
 
 
@@ -403,9 +403,9 @@ _CUDNN = "libcudnn.so.9"
 
 
 def unloaded_library() -> str | None:
-    """Return the loader's error for the CUDA provider or cuDNN, which names a missing library; None without an error.
+    """Return the loader's error for the CUDA provider or cuDNN; None without an error.
 
-    Only on Linux, where a library that is already loaded is found by its name.
+    The error names the missing library. Only on Linux, where the loader finds a loaded library by its name.
     """
     if not sys.platform.startswith("linux"):
         return None

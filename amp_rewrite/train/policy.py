@@ -15,7 +15,7 @@ from typing import Any
 
 from amp_rewrite.dtypes import MIXED, DType
 from amp_rewrite.errors import PolicyError, TrainingError, advice
-from amp_rewrite.runtime.gpu import refusal
+from amp_rewrite.runtime.gpu import why_not_fast
 from amp_rewrite.runtime.probes import query_hardware
 from amp_rewrite.train import loss_scale as scales
 
@@ -208,7 +208,7 @@ def _set(policy: str | Policy | None, stacklevel: int) -> None:
     state.policy = chosen
     if chosen is not None and chosen.compute is DType.FLOAT16 and not state.devices_checked:
         state.devices_checked = True
-        if advice := refusal(query_hardware(), DType.FLOAT16):
+        if advice := why_not_fast(query_hardware(), DType.FLOAT16):
             warnings.warn(advice, UserWarning, stacklevel=stacklevel)
 
 

@@ -42,7 +42,7 @@ def smoke() -> str:
 def main() -> None:
     found = hardware()
     print(f"onnxruntime {ort.__version__} of {ort.__file__}, onnx {onnx.__version__}, Python {sys.version.split()[0]}")
-    print(", ".join(map(str, found.gpus)) or found.absence, f"CUDA {found.cuda}", sep="; ")
+    print(", ".join(map(str, found.gpus)) or found.unavailable_reason, f"CUDA {found.cuda}", sep="; ")
     if missing := unloaded_library():
         print(f"not found: {missing}")
     try:

@@ -30,7 +30,7 @@ def machine(*gpus: Gpu) -> Hardware:
     return Hardware(gpus, (13, 0))
 
 
-NONE = Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
+NONE = Hardware(unavailable_reason="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
 
 
 def checked(

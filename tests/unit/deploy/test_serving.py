@@ -27,12 +27,13 @@ CNN = ROOT / "examples" / "models" / "digits_cnn.onnx"
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
 MLP = """<ir_version: 10, opset_import: ["": 20]> mlp (float[2, 8] x) => (float[2, 2] y)
     <float[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}> { m = MatMul (x, w)  y = Relu (m) }"""
-NO_GPU = Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
+NO_GPU = Hardware(unavailable_reason="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")
 T4 = Hardware((Gpu("Tesla T4", (7, 5)),), (13, 0))
 CLOSED = (
-    "CUDAExecutionProvider does not open, libcublas.so.13 cannot be loaded; `amp-rewrite doctor` shows what is missing"
+    "CUDAExecutionProvider does not load: libcublas.so.13 cannot be loaded; `amp-rewrite doctor` shows what is missing"
 )
-ANYWAY = "; ignore_performance=True converts it anyway"
+ANYWAY = "; to convert it anyway, pass ignore_performance=True"
+NO_GPU_2 = "there is no GPU 2; the last GPU of this machine is number 0"
 
 pytestmark = pytest.mark.skipif(cuda_opens(), reason="for a machine on which everything runs on the CPU")
 
@@ -85,15 +86,15 @@ def test_a_model_runs_unchanged_without_a_policy_and_converted_with_one() -> Non
 @pytest.mark.parametrize(
     ("found", "options", "why"),
     [
-        (NO_GPU, {}, f"{NO_GPU.absence}; on a CPU float16 is slower, not faster{ANYWAY}"),
+        (NO_GPU, {}, f"{NO_GPU.unavailable_reason}; on a CPU float16 is slower, not faster{ANYWAY}"),
         (NO_GPU, {"providers": [CPU]}, f"on a CPU float16 is slower, not faster{ANYWAY}"),
         (
             T4,
             {"policy": "mixed_bfloat16"},
-            "bfloat16 is fast from compute capability 8.0 on, but this GPU has less: Tesla T4, compute capability"
-            f" 7.5{ANYWAY}",
+            "bfloat16 is only fast on GPUs with compute capability 8.0 or higher; this one is Tesla T4, compute"
+            f" capability 7.5{ANYWAY}",
         ),
-        (T4, {"providers": [(CUDA, {"device_id": 2}), CPU]}, f"there is no GPU 2: this machine has 1{ANYWAY}"),
+        (T4, {"providers": [(CUDA, {"device_id": 2}), CPU]}, f"{NO_GPU_2}{ANYWAY}"),
         (T4, {}, f"{CLOSED}{ANYWAY}"),
     ],
 )
@@ -125,7 +126,7 @@ def test_an_unusable_cuda_graph_or_provider_is_reported() -> None:
         notes = quietly(mlp(), **options).notes
         assert notes[-1] == f"the model runs without a CUDA graph: it runs on {CPU}"
     session = quietly(mlp(), providers=[CUDA, CPU])
-    assert session.notes == (f"the model runs on {CPU}: {NO_GPU.absence}",)
+    assert session.notes == (f"the model runs on {CPU}: {NO_GPU.unavailable_reason}",)
     assert (session.provider, session.get_providers()) == (CPU, [CPU])
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, keep="op=MatMul")
     assert session.notes == (f"the model is not converted and runs as it is, on {CPU}: nothing in it can be lowered",)
@@ -147,7 +148,7 @@ def test_a_converted_model_that_does_not_open_is_replaced_by_its_source() -> Non
     session = quietly(mlp(), policy="mixed_bfloat16", ignore_performance=True)
     assert len(session.notes) == 1
     assert session.notes[0].startswith(
-        f"the model is not converted and runs as it is, on {CPU}: the converted model does not open (onnxruntime"
+        f"the model is not converted and runs as it is, on {CPU}: the converted model does not load (onnxruntime"
         " cannot open the model: Could not find an implementation for MatMul"
     )
     assert (session.converted, session.report) == (False, None)
@@ -165,7 +166,7 @@ def test_a_callers_mistake_is_an_error_and_not_a_fallback() -> None:
     assert str(error.value) == (
         "policy 'float16' does not keep results in float32; use mixed_float16, and io='low' for low inputs and outputs"
     )
-    with pytest.raises(PolicyError, match=r"^device '-1' is not a valid GPU number; count from 0$"):
+    with pytest.raises(PolicyError, match=r"^device_id '-1' is not the number of a GPU; GPUs are numbered from 0$"):
         Session(mlp(), providers=[(CUDA, {"device_id": -1}), CPU])
 
 
@@ -248,10 +249,8 @@ def test_a_conversion_does_without_an_unwritable_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=tmp_path / "file")
     assert session.converted
-    assert session.notes == (
-        f"the model is converted again each time: {tmp_path}/file/v1: Not a directory; name a folder that can be"
-        " written",
-    )
+    place = f"{tmp_path}/file/v1: Not a directory; name a writable folder"
+    assert session.notes == (f"the model is converted again each time: {place}",)
 
 
 def test_a_user_without_a_home_has_no_cache(machine: pytest.MonkeyPatch) -> None:
@@ -272,8 +271,8 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": -1}, "threads is -1; give at most 1024 for one op, or 0 for one per core"),
-        ({"threads": 1025}, "threads is 1025; give at most 1024 for one op, or 0 for one per core"),
+        ({"threads": -1}, "threads is -1; use 1 to 1024 threads per op, or 0 for one per core"),
+        ({"threads": 1025}, "threads is 1025; use 1 to 1024 threads per op, or 0 for one per core"),
         ({"threads": "all"}, "threads='all' must be a whole number, not str"),
         ({"ignore_performance": "no"}, "ignore_performance='no' must be True, False or None, not str"),
         ({"cuda_graph": 2}, "cuda_graph=2 must be True or False, not int"),
@@ -304,7 +303,7 @@ def test_rebound_values_keep_their_shape_and_a_session_runs_like_onnxruntimes() 
     binding = Session(mlp()).bind({"x": np.eye(2, 8, dtype=np.float32)})
     with pytest.raises(ModelError) as error:
         binding.feed({"x": np.eye(3, dtype=np.float32)})
-    assert str(error.value) == ("input 'x' is bound as float32[2, 8], not float32[3, 3]; bind again for another shape")
+    assert str(error.value) == "input 'x' is bound as float32[2, 8], not float32[3, 3]; to change it, bind again"
     with pytest.raises(ModelError, match=r"^input 'z' is not bound; the bound inputs are 'x'$"):
         binding.feed({"z": np.eye(2, 8, dtype=np.float32)})
 
@@ -319,7 +318,7 @@ LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h
         ({"q": IMAGES}, None, "the model has no input 'q'; it has 'x'"),
         ({"x": IMAGES}, ["q"], "the model has no output 'q'; it has 'y'"),
         ([IMAGES], None, "inputs must be a mapping, not list; pass {name: array}"),
-        ({"x": np.zeros((2, 8), np.float16)}, None, "input 'x' is float32, not float16[2, 8]; cast the tensor"),
+        ({"x": np.zeros((2, 8), np.float16)}, None, "input 'x' must be float32, not float16[2, 8]; cast the tensor"),
     ],
 )
 def test_values_that_cannot_be_bound_are_named(feeds: Any, outputs: list[str] | None, message: str) -> None:

@@ -23,11 +23,11 @@ from amp_rewrite.runtime.installation import (
     InstallationFault,
     Package,
     Plugin,
-    installation_fault,
+    find_fault,
     model_errors,
     packages,
     plugins,
-    registered,
+    register_plugins,
     uninstall,
 )
 from amp_rewrite.runtime.runner import Runner, SessionOptions
@@ -50,7 +50,7 @@ def installed(site: Path, name: str, version: str) -> None:
 
 
 def found(site: Path) -> InstallationFault | None:
-    return installation_fault(packages([str(site)]))
+    return find_fault(packages([str(site)]))
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu", "ort-nightly"])
@@ -76,7 +76,7 @@ def test_a_missing_provider_library_is_named(tmp_path: Path) -> None:
     fault = found(tmp_path)
     assert fault is not None
     assert fault.fact == (
-        "onnxruntime-gpu 1.31.1 is damaged, 1 file of it missing, such as libonnxruntime_providers_cuda.so"
+        "onnxruntime-gpu 1.31.1 is damaged: 1 file missing, for example libonnxruntime_providers_cuda.so"
     )
     assert fault.remedy.endswith("install --force-reinstall --no-deps onnxruntime-gpu==1.31.1")
 
@@ -134,13 +134,13 @@ def test_a_broken_installation_is_named_by_runs_and_still_converts(bare: Path, t
 @pytest.mark.parametrize(
     ("packages", "cause", "words"),
     [
-        ((), ModuleNotFoundError(name="onnxruntime"), "it is not installed; python -m pip install onn"),
+        ((), ModuleNotFoundError(name="onnxruntime"), "it is not installed; to fix this, run: python -m pip "),
         ((), ModuleNotFoundError(name="numpy"), "a module of that name cannot be imported: Mod"),
-        ((), OSError("no\nlibrary"), "cannot be imported: OSError: no library; python -m pip install"),
+        ((), OSError("no\nlibrary"), "cannot be imported: OSError: no library; to fix this, run: python -m pip"),
         (
             (Package("onnxruntime", "1.31.1"),),
             OSError("broken"),
-            "onnxruntime 1.31.1 cannot be imported: OSError: broken; "
+            "onnxruntime 1.31.1 cannot be imported: OSError: broken; to fix this, run: "
             "python -m pip install --force-reinstall --no-deps onnxruntime==1.31.1",
         ),
     ],
@@ -169,14 +169,14 @@ def test_a_failed_import_names_the_package_and_the_command(
 def test_commands_use_the_environments_package_manager(pip: Any, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "find_spec", lambda name: pip)
     assert installation.install("onnxruntime>=1.23") == f"{tool} install 'onnxruntime>=1.23'"
-    assert installation.again(Package("o", "1")) == f"{tool} install --force-reinstall --no-deps o==1"
+    assert installation.reinstall(Package("o", "1")) == f"{tool} install --force-reinstall --no-deps o==1"
     yes = " -y" if pip else ""
     assert installation.uninstall("a", "b") == f"{tool} uninstall{yes} a b"
 
 
 # -- errors of onnxruntime ----------------------------------------------------------------------------
 
-LOOK = "`amp-rewrite report MODEL` shows its ops and types"
+LOOK = "to see its ops and types, run `amp-rewrite report MODEL`"
 NEWER = "install a newer onnxruntime, or convert the model to an older opset with onnx.version_converter"
 
 
@@ -188,12 +188,12 @@ NEWER = "install a newer onnxruntime, or convert the model to an older opset wit
         ("/onnxruntime_src/core/graph.cc:12 Status(int) const it ends", f"it ends; {LOOK}"),
         ("x" * 400, f"{'x' * 400}; {LOOK}"),
         ("x" * 401, f"{'x' * 400} …; {LOOK}"),
-        ("Could not find an implementation for Sin", "Could not find an implementation for Sin; emulate(model) runs"),
+        ("Could not find an implementation for Sin", "Could not find an implementation for Sin; to run ops without"),
         (
             "official support for domain ai.onnx is till opset 26.",
             f"official support for domain ai.onnx is till opset 26; {NEWER}",
         ),
-        ('Unknown provider option: "size"', 'Unknown provider option: "size"; see onnxruntime\'s page'),
+        ('Unknown provider option: "size"', 'Unknown provider option: "size"; see onnxruntime\'s documentation'),
         ("max supported IR version: 13", "max supported IR version: 13; install a newer onnxruntime"),
     ],
 )
@@ -249,9 +249,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(metadata, "distributions", lambda: found)
     monkeypatch.setattr(metadata, "version", lambda _name: "0.4.0")
     monkeypatch.setitem(sys.modules, "onnxruntime_ep_stub", module)
-    registered.cache_clear()
+    register_plugins.cache_clear()
     yield module
-    registered.cache_clear()
+    register_plugins.cache_clear()
 
 
 def test_packages_with_a_provider_are_found_and_broken_ones_have_a_reason(
@@ -268,7 +268,7 @@ def test_packages_with_a_provider_are_found_and_broken_ones_have_a_reason(
     [(Runtime("wrong\nversion"), "wrong version"), (Runtime(offered=0), "it offers no device on this machine")],
 )
 def test_an_unusable_plugin_has_a_reason(package: ModuleType, runtime: Any, failure: str) -> None:
-    (plugin,) = registered(runtime)
+    (plugin,) = register_plugins(runtime)
     assert plugin.failure == failure
 
 

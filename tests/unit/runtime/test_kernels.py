@@ -111,7 +111,7 @@ def test_each_release_since_1_20_has_a_table_or_the_one_before_it() -> None:
     assert minor == [(1, number) for number in range(20, minor[-1][1] + 1)]
     assert minor[-1] >= (1, 31)
     assert [*map(known_release, ("1.20", "1.20.1", "1.24.4"))] == ["1.20.2", "1.20.0", "1.24.4"]
-    for release, words in (("1.19.2", "tables begin at 1.20.0"), ("new", "not a release")):
+    for release, words in (("1.19.2", "use release 1.20.0 or later"), ("new", "not a release")):
         with pytest.raises(PolicyError, match=words):
             known_release(release)
 
@@ -142,8 +142,9 @@ def test_an_older_release_lacks_operators_and_attributes_of_onnxruntime() -> Non
     assert old.contrib_refusal(name, 1, 1, []) == f"onnxruntime-gpu 1.20.0 has no com.microsoft.{name}"
     assert new.contrib_refusal(name, 1, 1, []) is None
     refusal = old.contrib_refusal("FusedMatMul", 2, 1, ["novel"])
-    assert refusal == "FusedMatMul of onnxruntime-gpu 1.20.0 has no attribute 'novel'"
-    assert old.contrib_refusal("FusedMatMul", 9, 1, []) == "FusedMatMul of onnxruntime-gpu 1.20.0 has 2 inputs, not 9"
+    assert refusal == "FusedMatMul in onnxruntime-gpu 1.20.0 has no attribute 'novel'"
+    refusal = old.contrib_refusal("FusedMatMul", 9, 1, [])
+    assert refusal == "FusedMatMul in onnxruntime-gpu 1.20.0 has at most 2 inputs, not 9"
 
 
 # -- the installed release -----------------------------------------------------------------------------

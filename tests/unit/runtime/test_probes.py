@@ -15,11 +15,12 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import MachineError, ModelError
 from amp_rewrite.runtime import probes, runner
-from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, refusal
+from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, why_not_fast
 from amp_rewrite.runtime.probes import command, in_subprocess, query_hardware, query_onnxruntime
 from support.fake_driver import H200, P100, Driver, Loader
 
 RUN = subprocess.run
+STOPPED = "the NVIDIA driver failed to initialize (cuInit returned 999)"
 
 
 def test_a_subprocess_imports_the_package_and_nothing_from_its_folder() -> None:
@@ -57,16 +58,16 @@ def test_the_driver_is_queried_in_a_process_that_may_crash(monkeypatch: pytest.M
         {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
         {"name": "Odd", "capability": [8, 0], "memory": None},
     ]
-    facts = {"gpus": gpus, "cuda": [13, 2], "absence": None}
+    facts = {"gpus": gpus, "cuda": [13, 2], "unavailable_reason": None}
     saying(monkeypatch, f"print('noise'); print({json.dumps(facts)!r})")
     assert query_hardware() == Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
-    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
-    assert query_hardware() == Hardware(absence="none")
+    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "unavailable_reason": "none"}\')')
+    assert query_hardware() == Hardware(unavailable_reason="none")
     saying(monkeypatch, "import os; os.kill(os.getpid(), 11)")
     ended = "crashed with signal 11 (Segmentation fault)"
     assert query_onnxruntime() == {"failure": f"onnxruntime {ended}"}
-    absence = query_hardware().absence
-    assert absence == f"the NVIDIA driver {ended}; restart the machine, or reinstall the driver"
+    unavailable_reason = query_hardware().unavailable_reason
+    assert unavailable_reason == f"the NVIDIA driver {ended}; restart the machine, or reinstall the driver"
 
 
 @pytest.mark.parametrize(("built", "opening"), [(True, True), (True, False), (False, True)])
@@ -76,7 +77,7 @@ def test_cuda_opens_if_the_build_has_it_and_a_model_loads(
     monkeypatch.setattr(probes, "has_provider", lambda name: built)
     monkeypatch.setattr(probes, "cuda_opens", lambda: opening)
     monkeypatch.setattr(probes, "unloaded_library", lambda: "libfoo.so: missing")
-    monkeypatch.setattr(probes, "registered", lambda ort: ())
+    monkeypatch.setattr(probes, "register_plugins", lambda ort: ())
     cuda = getattr(onnxruntime, "cuda_version", None) or None
     assert probes.probe() == {
         "version": onnxruntime.__version__,
@@ -119,7 +120,7 @@ def test_gpus_and_their_fast_types_come_from_the_driver() -> None:
     assert hardware(Loader(Driver(H200, P100))) == Hardware((H200, P100), (13, 2), None)
     gpus = [Gpu("G", capability) for capability in ((6, 9), (7, 0), (7, 5), (8, 0), (10, 0))]
     for to, slow in ((DType.FLOAT16, 1), (DType.BFLOAT16, 3)):
-        found = [refusal(Hardware((gpu,)), to) is None for gpu in gpus]
+        found = [why_not_fast(Hardware((gpu,)), to) is None for gpu in gpus]
         assert found == [False] * slow + [True] * (5 - slow)
 
 
@@ -129,10 +130,10 @@ UNSEEN = "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the
 @pytest.mark.parametrize(
     ("loader", "found"),
     [
-        (Loader(), Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
+        (Loader(), Hardware(unavailable_reason="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
         (Loader(Driver(status=100)), Hardware((), (13, 2), UNSEEN)),
         (Loader(Driver(version=12080)), Hardware((), (12, 8), UNSEEN)),
-        (Loader(Driver(status=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit returns 999")),
+        (Loader(Driver(status=999)), Hardware((), (13, 2), f"{STOPPED}; run nvidia-smi to check it")),
     ],
 )
 def test_a_missing_gpu_has_a_reason(loader: Loader, found: Hardware) -> None:
@@ -141,11 +142,12 @@ def test_a_missing_gpu_has_a_reason(loader: Loader, found: Hardware) -> None:
 
 def test_a_refusal_names_the_gpu_that_would_be_used() -> None:
     machine = Hardware((H200, P100))
-    assert refusal(machine, DType.FLOAT16, 1) == (
-        "float16 is fast from compute capability 7.0 on, but this GPU has less: Tesla P100, compute capability 6.0"
+    assert why_not_fast(machine, DType.FLOAT16, 1) == (
+        "float16 is only fast on GPUs with compute capability 7.0 or higher; this one is Tesla P100, compute capability"
+        " 6.0"
     )
-    assert refusal(machine, DType.FLOAT16, 0) is None
-    assert refusal(machine, DType.FLOAT16, 2) == "there is no GPU 2: this machine has 2"
-    assert refusal(Hardware(absence="nobody here"), DType.BFLOAT16) == (
+    assert why_not_fast(machine, DType.FLOAT16, 0) is None
+    assert why_not_fast(machine, DType.FLOAT16, 2) == "there is no GPU 2; the last GPU of this machine is number 1"
+    assert why_not_fast(Hardware(unavailable_reason="nobody here"), DType.BFLOAT16) == (
         "nobody here; on a CPU bfloat16 is slower, not faster"
     )

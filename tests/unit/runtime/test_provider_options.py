@@ -74,9 +74,8 @@ def test_a_report_and_the_doctor_print_the_options_of_a_plain_session() -> None:
     costly = network(8, tail=PRODUCT)
     (check,) = (c for c in amp_rewrite.doctor(costly).checks if c.topic == "session")
     assert f"{check.fact}; {check.remedy}" == cuda_options(Model(costly)).cost
-    assert check.fact == (
-        "8 convolutions in a low type run without tensor cores, since float32 products beside them need TF32 off"
-    )
+    reason = "because the float32 products of the model need TF32 off"
+    assert check.fact == f"8 convolutions in a low type run without tensor cores, {reason}"
     assert check.remedy.startswith("set the provider option use_tf32=1 if 10 bits of significand are enough")
 
 
@@ -278,7 +277,7 @@ def test_unrecordable_models_run_without_a_graph_with_onnxruntimes_reason(cuda_s
     assert len(refusals) == 2, done.stderr
     for line in refusals:
         assert "'enable_cuda_graph': '0'} the model runs without a CUDA graph: onnxruntime cannot open" in line
-        assert line.endswith("; turn CUDA graphs off (cuda_graph, enable_cuda_graph)")
+        assert line.endswith("; turn off CUDA graphs (cuda_graph, enable_cuda_graph)")
 
 
 # -- CUDA graphs ---------------------------------------------------------------------------------------

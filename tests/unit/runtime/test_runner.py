@@ -179,7 +179,7 @@ def test_a_pending_cast_is_applied(tmp_path: Path) -> None:
 
 
 def test_large_weights_in_memory_are_passed_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("amp_rewrite.runtime.ports._MAX_MESSAGE_BYTES", 1 << 10)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     y = Runner.open(Model.load(heavy())).run({"x": ROW})["y"]
     np.testing.assert_allclose(y, ROW @ WEIGHT, atol=CLOSE, rtol=0)
@@ -187,7 +187,7 @@ def test_large_weights_in_memory_are_passed_as_a_file(tmp_path: Path, monkeypatc
 
 
 def test_an_unwritable_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
+    monkeypatch.setattr("amp_rewrite.runtime.ports._MAX_MESSAGE_BYTES", 1 << 10)
 
     def full(*_: object, **__: object) -> None:
         raise ModelError("No space left on device")
@@ -243,7 +243,7 @@ def test_a_provider_that_does_not_open_is_not_reported(capfd: pytest.CaptureFixt
     with pytest.raises(ModelError) as error:
         Runner.open(parsed(TWO), SessionOptions(providers=[CUDA]))
     assert str(error.value) == (
-        "CUDAExecutionProvider cannot be opened on this machine, only CPUExecutionProvider; add CPUExecutionProvider,"
+        "CUDAExecutionProvider cannot be loaded on this machine, only CPUExecutionProvider; add CPUExecutionProvider,"
         " or install the missing libraries"
     )
     assert capfd.readouterr() == ("", "")
@@ -402,9 +402,9 @@ class Value:
 def test_a_tensor_is_bound_in_place_or_copied(
     lies: tuple[str, int], wanted: tuple[str, int], same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffers, "copied", lambda value, *place: place)
+    monkeypatch.setattr(buffers, "copy_to", lambda value, *place: place)
     monkeypatch.setattr(onnxruntime, "OrtValue", Value)
-    found = buffers.placed(Tensor(*lies), *wanted)
+    found = buffers.value_on(Tensor(*lies), *wanted)
     assert isinstance(found, Value) if same else found == wanted
 
 
@@ -429,7 +429,7 @@ def test_types_that_numpy_lacks_are_copied_only_between_devices(monkeypatch: pyt
         places.append(f"{device}:{index}")
         return getattr(value, "value", value)
 
-    monkeypatch.setattr(buffers, "copied", copied)
+    monkeypatch.setattr(buffers, "copy_to", copied)
     here = from_array(array)
     assert to_array(here).tolist() == array.tolist() and places == []
     from_array(array, "cuda", 1)

@@ -344,13 +344,13 @@ def test_a_mixed_policy_excludes_the_rewrite_and_float64_does_not() -> None:
 def test_a_gpu_without_fast_low_types_is_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
     set_policy("mixed_bfloat16")  # only float16 queries the hardware
-    message = "this GPU has less: P100, compute capability 6.0$"
+    message = "this one is P100, compute capability 6.0$"
     with pytest.warns(UserWarning, match=message) as warned:
         set_policy("mixed_float16")
     assert [warning.filename for warning in warned] == [__file__]
     set_policy("mixed_float16")
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
-    monkeypatch.setattr(policies, "query_hardware", lambda: Hardware(absence="no GPU"))
+    monkeypatch.setattr(policies, "query_hardware", lambda: Hardware(unavailable_reason="no GPU"))
     with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as warned, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in warned] == [__file__]
