@@ -20,7 +20,7 @@ from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """An inserted Cast: it reads `value` as its producer makes it and writes `name`, right after the producer.
+    """A Cast to insert right after the producer of `value`; `name` is its result.
 
     `saturates`: values beyond the range of the type become its largest number instead of infinity.
     """
@@ -34,7 +34,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Bake:
-    """A constant stored in another type, under its own name unless the original still has readers."""
+    """A constant to store in another type, under its own name unless the original still has readers."""
 
     value: ValueId
     to: DType
@@ -44,18 +44,18 @@ class Bake:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Changes for `apply`, as data; values and ops are those of one View.
+    """Changes for `apply` to make, as data. Values and ops belong to one View.
 
     Attributes:
         retype: values whose element type changes at their producer.
-        rename: new names of retyped values whose own name must keep the old type; one of `casts` makes that value.
-        rewire: inputs that read another value.
+        rename: new names of retyped values whose own name must keep the old type; one of `casts` then writes that name.
+        rewire: inputs that are to read another value, each with its name.
         attributes: ops whose attribute for the result type changes, with the new type.
-        raised: ops whose attributes for an inner type become float32.
+        raised: ops whose attributes for the type of inner computations become float32.
         drop: folded Casts.
-        identities: folded Casts that still make a public value, as Identity.
+        identities: folded Casts that become an Identity, because they produce a public value.
         parted: Transposes to enclose in two Reshapes, which separate them from their readers.
-        io: types of public values.
+        io: new types of public values.
     """
 
     to: DType
@@ -91,18 +91,22 @@ def plan_casts(
 
 
 _TYPES = (DType.FLOAT, *LOW_TYPES)
-"""Types between which the plan casts."""
+"""Types of the sources and results of inserted Casts."""
 
 
-def states_low(stated: AttributeProto) -> bool:
-    """True for an attribute with a low type for the computation inside an operator."""
-    return stated.name in INNER_DTYPE_ATTRIBUTES and DType.of(stated.i) in LOW_TYPES
+def sets_low_inside(attribute: AttributeProto) -> bool:
+    """True for an attribute that sets a low type for the computation inside an operator."""
+    return attribute.name in INNER_DTYPE_ATTRIBUTES and DType.of(attribute.i) in LOW_TYPES
 
 
 @dataclass
 class _Planner:
-    """`homes`: the type of each value at its producer. `typed`: its uses by the type read. `folds`: Casts of the model
-    to bypass, with the value for their readers; `origins`: the sources of the results of dropped ones."""
+    """The state of planning.
+
+    `homes`: the type of each value at its producer. `typed`: the uses of each value, by the type that they read.
+    `folds`: Casts of the model to bypass, each with the value that its readers take instead. `origins`: the sources of
+    the results of dropped Casts.
+    """
 
     view: View
     coloring: Coloring
@@ -138,7 +142,7 @@ class _Planner:
             bakes=tuple(self.bakes),
             rewire=dict(self._rewired()),
             attributes=dict(self._attributes()),
-            raised=frozenset(op for op, node in raised.items() if any(map(states_low, node.attribute))),
+            raised=frozenset(op for op, node in raised.items() if any(map(sets_low_inside, node.attribute))),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,
@@ -183,7 +187,7 @@ class _Planner:
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
         if op.kind == "Cast":
-            return home  # widening first would change no bit of a Cast's result
+            return home  # a Cast to float32 before it would not change its result
         dtype = self.coloring.dtype(input_variable(op, use.slot)) or self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
@@ -193,30 +197,31 @@ class _Planner:
     def _fold(self) -> None:
         """Bypass redundant Casts of the model.
 
-        A Cast to the type of its source is a copy: its readers take the source. So do readers of a Cast back to the
-        type from which its source was widened. Of two equal Casts of one source, the second is redundant.
+        A Cast to the type of its source is a copy, so its readers take the source. A Cast back to the type from which
+        its source was widened undoes the widening, so its readers take the value before both Casts. Of two equal Casts
+        of one source, the second is redundant.
         """
         homes, typed = self.homes, self.typed
         ends = ((op, op.inputs[0], op.outputs[0]) for op in self.view.of_kinds(("Cast",)))
         casts = [(op, source, result) for op, source, result in ends if source is not None and result is not None]
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
-        alike: dict[tuple[ValueId, DType], list[tuple[Op, ValueId]]] = {}
+        duplicates: dict[tuple[ValueId, DType], list[tuple[Op, ValueId]]] = {}
         for op, source, result in casts:
             dtype = homes.get(result) or self.view.dtype(result)
             root = roots.get(source, source)
             if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
                 self.folds[op.id], roots[result] = source, root
                 typed.setdefault(result, {dtype: list(self.view.uses[result])})
-            elif dtype in _TYPES and not self._outlives(op):
+            elif dtype in _TYPES and not self._is_exposed(op):
                 before = self._cast_from(root, dtype) if dtype.low and self._home(root) is DType.FLOAT else None
                 if before is not None:
                     self.folds[op.id], roots[result] = before, root
                 else:
-                    alike.setdefault((source, dtype), []).append((op, result))
+                    duplicates.setdefault((source, dtype), []).append((op, result))
         for op, source, result in reversed(casts):  # drop a Cast that all readers bypass
             readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
-            past = op.id not in self.folds and result in typed and readers and result not in readers
-            if past and not self._outlives(op):
+            bypassed = op.id not in self.folds and result in typed and readers and result not in readers
+            if bypassed and not self._is_exposed(op):
                 self.folds[op.id] = source
                 typed[result].clear()
         for op, _, result in casts:
@@ -225,13 +230,13 @@ class _Planner:
                 origin = self.origins[result] = self.origins.get(source, source)
                 for dtype, uses in typed[result].items() if origin in typed else ():
                     typed[origin].setdefault(dtype, []).extend(uses)
-        for (source, dtype), equal in alike.items():
+        for (source, dtype), equal in duplicates.items():
             changed = [op for op, result in equal if homes[result] is not self.view.dtype(result)]
             if source in homes and (len(changed) > 1 or dtype in typed[source]):
                 self._join(source, dtype, equal)
 
     def _join(self, source: ValueId, dtype: DType, equal: list[tuple[Op, ValueId]]) -> None:
-        """Replace equal Casts of the model by one."""
+        """Replace equal Casts of the model with a single one."""
         uses_by_type, home = self.typed[source], self.homes[source]
         uses = dict.fromkeys(Use(op.id, 0) for op, _ in equal)
         kept = [use for use in uses_by_type.pop(home, ()) if use not in uses]
@@ -243,15 +248,15 @@ class _Planner:
                 if read is not dtype:
                     uses_by_type.setdefault(read, []).extend(readers)
 
-    def _outlives(self, op: Op) -> bool:
+    def _is_exposed(self, op: Op) -> bool:
         result = op.outputs[0]
         return result is not None and exposed(self.view, result)
 
     def _dropped(self, op: OpId | None) -> bool:
-        return op is not None and op in self.folds and not self._outlives(self.view.ops[op])
+        return op is not None and op in self.folds and not self._is_exposed(self.view.ops[op])
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
-        """Return the source of a value's own Cast in the model, if it has this type."""
+        """Return the input of a value's Cast in the model if it has this type, otherwise None."""
         op = self.view.producer(value, "Cast")
         source = op.inputs[0] if op is not None else None
         return source if source is not None and self._home(source) is dtype else None
@@ -264,7 +269,7 @@ class _Planner:
     def _rewired(self) -> Iterator[tuple[Use, str]]:
         for value, by_type in self.typed.items():
             if value not in self.versions and value not in self.origins:
-                continue  # a value with one name
+                continue  # all its readers use the same name
             for dtype, uses in by_type.items():
                 name = self._name(value, dtype)
                 if name != self.view.value_name(value):
@@ -272,7 +277,7 @@ class _Planner:
 
     def _name(self, value: ValueId, dtype: DType) -> str:
         origin = value
-        while origin in self.origins:  # a Cast that joins others may itself be the source of folded ones
+        while origin in self.origins:  # a Cast that replaces others may be the source of folded Casts
             origin = self.origins[origin]
         return self.versions.get(origin, {}).get(dtype, self.view.value_name(origin))
 
@@ -309,12 +314,12 @@ class _Planner:
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:
-                most = f"{bake.to.max:g}"
-                note = f"{fit.overflow} of {count(fit.count, 'value')} beyond {most}, stored as ±{most}"
+                limit = f"{bake.to.max:g}"
+                note = f"{fit.overflow} of {count(fit.count, 'value')} beyond {limit}, stored as ±{limit}"
                 yield Finding("saturated", name, note)
             if fit.flushed:
-                lost, rounding = fit.flushed * bake.to.smallest_subnormal, fit.absmax * bake.to.eps  # twice, at most
-                little = fit.flushed < fit.count / 100 or lost < rounding
-                few = f" · {reasons.HARMLESS} beside larger weights" if little else ""
-                note = f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0{few}"
+                lost, rounding = fit.flushed * bake.to.smallest_subnormal, fit.absmax * bake.to.eps  # bounds, doubled
+                harmless = fit.flushed < fit.count / 100 or lost < rounding
+                remark = f" · {reasons.HARMLESS} beside larger weights" if harmless else ""
+                note = f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0{remark}"
                 yield Finding("flushed", name, note)

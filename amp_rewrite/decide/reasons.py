@@ -1,6 +1,6 @@
-"""Reasons in reports: ids, words, tiers and docs pages; also safety rules, findings and pins.
+"""Reasons in reports, safety rules, kinds of findings, paints and pins.
 
-The constants are the ids in pins, paints and report rows. REASONS maps an id to its record.
+The constants are ids, used in pins, paints and report rows. REASONS maps each id to its `Reason`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FINDINGS = "docs/reference/findings.md"
 
 
 class Strength(IntEnum):
-    """Tiers of reasons. If two reasons for an op conflict, the higher tier decides."""
+    """Tiers of reasons. If two reasons for an op conflict, the one in the higher tier applies."""
 
     SPREAD, LIST, GROUP, PIN, SAFETY, USER, GATE = range(1, 8)
 
     @property
     def words(self) -> str:
-        """The name under "Precedence" in docs/architecture.md."""
+        """The tier's name under "Precedence" in docs/architecture.md."""
         return _TIERS[self - 1]
 
 
@@ -46,12 +46,12 @@ _TIERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Documented:
     """A rule or fusion with a docs page and two models: a hit and a near miss."""
 
     name: str
     folder: ClassVar[str]
-    """The folder of the models, in the package."""
+    """The models' folder in the package."""
 
     @property
     def docs(self) -> str:
@@ -61,28 +61,29 @@ class Record:
     def pairs(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def model(self, end: str, case: str = "") -> str:
-        """Return the ONNX text of a model; `case`: a pair other than the first.
+    def model(self, which: str, case: str = "") -> str:
+        """Return the ONNX text of one of the models.
 
-        `end`: "hit" for the smallest model that triggers the rule, "near" for the closest one that does not.
+        `which`: "hit" for the smallest model that triggers the rule, "near" for the closest one that does not. `case`:
+        the pair's name; by default the first pair.
         """
-        file = f"{case or self.pairs[0]}.{end}.onnxtxt"
+        file = f"{case or self.pairs[0]}.{which}.onnxtxt"
         return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")
 
 
 OVERRIDE = "How to override"
 HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
 """Headings in the text of a rule."""
-_ADVICE = "Lower single ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
-"""End of each text under this heading."""
+_ADVICE = "Lower individual ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
+"""Appended to the text under OVERRIDE in every rule."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reason(Record):
-    """A reason for the type of an op: the id in reports, one line of words, and the tier.
+class Reason(Documented):
+    """A reason for the type of an op: its id in reports, a one-line description, and its tier.
 
-    A safety rule has a text in `rules/NAME.md`: one sentence, then a text under each heading. `findings`: the kinds of
-    its findings. `target`: the only target with this rule; "" for all.
+    The text of a safety rule is in `rules/NAME.md`: one sentence, then a paragraph under each heading. `findings`: the
+    kinds of its findings. `target`: the only target with this rule; "" for all.
     """
 
     folder = "decide/needs/models"
@@ -109,12 +110,12 @@ class Reason(Record):
         return _PAIRS.get(self.name, (self.name,))
 
     @property
-    def promise(self) -> str:
+    def summary(self) -> str:
         return self._parts[0]
 
     @property
     def sections(self) -> Mapping[str, str]:
-        """The text under each heading, each as one line, with the advice common to all rules."""
+        """The text under each heading, on one line, with the advice common to all rules."""
         texts = dict(part.split("\n\n", 1) for part in self._parts[1:])
         texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
         return {head: " ".join(texts[head].split()) for head in HEADINGS}
@@ -136,12 +137,12 @@ def _reason(name: str, words: str, strength: Strength, findings: Sequence[str] =
 
 ALLOW_ROOT = _reason("allow_root", "on the allow list", Strength.LIST)
 FORCE_ALL = _reason("force_all", "the level lowers every op", Strength.LIST)
-LOWER_ALL = _reason("lower_all", "the level lowers gray and clear ops as well", Strength.LIST)
+LOWER_ALL = _reason("lower_all", "the level also lowers gray and clear ops", Strength.LIST)
 LOWER = _reason("lower", "lowered at your request", Strength.USER)
 BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op on the way", Strength.SPREAD)
 GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op right after a lowered one", Strength.SPREAD)
 ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op next to a lowered one", Strength.SPREAD)
-EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
+EXISTING_CAST = _reason("existing_cast", "a Cast already in the model, in the type of its readers", Strength.GROUP)
 SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
 DENY = _reason("deny", "on the deny list", Strength.LIST)
 DENY_FORWARD = _reason("deny_forward", "between ops that stay float32", Strength.SPREAD)
@@ -154,29 +155,29 @@ UNPAINTED = _reason("unpainted", "not between lowered ops", Strength.SPREAD)
 KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it in the low type", Strength.GATE)
 SCHEMA_GATE = _reason("schema_gate", "its operator does not allow the low type", Strength.GATE)
 KEPT_VARIABLE = _reason("kept_variable", "every kernel computes it in float32", Strength.GATE)
-UNKNOWN_TYPE = _reason("unknown_type", "an element type of its inputs or outputs is unknown", Strength.GATE)
+UNKNOWN_TYPE = _reason("unknown_type", "the element type of one of its inputs or outputs is unknown", Strength.GATE)
 SHAPE_FOLLOWS = _reason("shape_follows", "reads no elements, so it accepts its input in any type", Strength.GROUP)
 NORM_TAIL = _reason("norm_tail", "scale or bias of a normalization, in the type of its input", Strength.GROUP)
-CLUSTER = _reason("cluster", "part of a computation that data keeps in float32 as a whole", Strength.GROUP)
+CLUSTER = _reason("cluster", "part of a computation that stays float32 as a whole, because of data", Strength.GROUP)
 WHOLE_NUMBER = _reason(
     "whole_number", "computes counts, indices or shapes, which the low type would round", Strength.SAFETY
 )
-POSITION = _reason("position", "computes positions or angles, which need the digits of float32", Strength.SAFETY)
+POSITION = _reason("position", "computes positions or angles, which need the precision of float32", Strength.SAFETY)
 MASK_FILL = _reason("mask_fill", "adds a mask that would overflow", Strength.SAFETY, ("saturated",))
 CONSTANT_RANGE = _reason("constant_range", "one of its constants does not fit the type", Strength.SAFETY)
 MAGNIFIED = _reason("magnified", "a small number that a logarithm, root or divisor magnifies", Strength.SAFETY)
 FOLDED = _reason("folded", "computed only from constants, once, at load time", Strength.SAFETY)
 CANCELLATION = _reason("cancellation", "a small difference of large squares and products", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
-RUNNING_SUM = _reason("running_sum", "sums many terms, each small beside the sum", Strength.SAFETY)
-_LONG = "one of the longest sums, which the target would round at each term"
+RUNNING_SUM = _reason("running_sum", "sums many terms, each small compared to the sum", Strength.SAFETY)
+_LONG = "one of the longest sums, which the target would round after each term"
 LONG_SUM = _reason("long_sum", _LONG, Strength.SAFETY, target=Target.WEBGPU.value)
-NO_GAIN = _reason("no_gain", "no lowered product gains from it being low", Strength.SAFETY)
+NO_GAIN = _reason("no_gain", "lowering it would benefit no lowered product", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
 UNDERFLOW = _reason("underflow", "data showed values that underflow in the type", Strength.PIN)
 NONFINITE = _reason("nonfinite", "its float32 result is already infinite on the data", Strength.PIN)
 UNSEEN = _reason("unseen", "no data reached it", Strength.PIN)
-CHECK = _reason("check", "kept in float32 because the batch of the check fails in the low type", Strength.PIN)
+CHECK = _reason("check", "kept in float32 because the check fails on its batch in the low type", Strength.PIN)
 REPAIR = _reason("repair", "pinned to keep the outputs within tolerance", Strength.PIN)
 LOSS = _reason("loss", "computes the loss of a training step, in float32", Strength.PIN)
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
@@ -195,24 +196,24 @@ _PAIRS: Mapping[str, tuple[str, ...]] = {
 }
 """Names of the pairs of models, for rules with more than one pair."""
 RULES = tuple(reason for reason in REASONS.values() if reason.has_page)
-"""All safety rules in reports. If several apply to an op, the first need to reach it gives the reason."""
+"""All safety rules. If several apply to an op, its reason comes from the first need that reaches it."""
 
 
 def words(rule: str) -> str:
-    """Return the words of a rule id; an id from another version of this package is returned as it is."""
+    """Return the description of a reason; an id from another version of this package is returned unchanged."""
     reason = REASONS.get(rule)
     return reason.words if reason is not None else rule
 
 
 _FACTS = {
-    "bias": "a bias of attention, or one that outweighs its product: added in float32, moved or dropped",
-    "caches": "float32 inputs that a step adds to and returns",
+    "bias": "an attention bias, or a bias that outweighs its product: added in float32, moved or dropped",
+    "caches": "float32 inputs that each step extends and returns",
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with options other than onnxruntime's defaults",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
-    "mended": "a defect of the model that runtimes overlook",
-    "narrowed": "float64 ops that became float32 first",
+    "mended": "a defect in the model that runtimes tolerate",
+    "narrowed": "float64 ops that were converted to float32 first",
     "needs_release": "operators that only onnxruntime has, and the oldest release that runs them correctly",
     "not_fused": "ops that compute a known operator but are not replaced by it",
     "opset": "a change of the opset, or the obstacle to it",
@@ -221,14 +222,14 @@ _FACTS = {
     "repaired": "ops pinned until the outputs are within tolerance",
     "selected": "a mask that was added, and is now applied by Where",
     "shifted": "values beyond the range of the type, scaled by a power of two",
-    "tf32": "low convolutions next to float32 products: TF32 lets them use tensor cores, but costs the products digits",
+    "tf32": "low convolutions next to float32 products: TF32 allows tensor cores, but reduces the products' precision",
 }
 """Kinds of findings that are facts."""
 _WARNINGS = {
-    "mostly_float32": "less than a quarter of the operations of products and convolutions is low",
+    "mostly_float32": "fewer than a quarter of the operations in products and convolutions are low",
     "float64": "products and convolutions that stay float64",
     "flushed": "small weights become 0 in the low type",
-    "kernel_table": "the release of the target has no kernel table of its own",
+    "kernel_table": "there is no kernel table for the release of the target",
     "not_shifted": "a value beyond the range of the type that no shift brings into range",
     "plugin": "an operator that onnx does not know, assumed to be a plugin of the target",
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
@@ -236,11 +237,11 @@ _WARNINGS = {
     "saturated": "numbers beyond the range of the type become its largest finite number",
     "target_limits": "an opset or IR version that the target does not support",
     "unchecked": "a check of the result that was not possible",
-    "widened": "ops in another low type that became float32 first",
+    "widened": "ops in another low type that were converted to float32 first",
 }
-"""Other kinds."""
+"""Kinds of findings that are warnings."""
 KINDS = {**_FACTS, **_WARNINGS}
-"""Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
+"""Kinds of findings by id. For a finding about an op that keeps its type, the kind is the id of the reason."""
 
 HARMLESS = "harmless"
 """The word after " · " in a message about a harmless case of a warning."""
@@ -251,54 +252,54 @@ def is_fact(kind: str, message: str) -> bool:
 
 
 _REMARKS = {
-    "bias": ("the same numbers, and the product stays low", ""),
-    "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low as well"),
+    "bias": ("the results are the same, and the product stays low", ""),
+    "caches": ("each step casts them to the low type and back", "--io low also makes inputs and outputs low"),
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers your inputs"),
     "channels_last": ("with default options each convolution changes the layout twice", "use these options"),
-    "float64": ("these ops are not lowered", "--set narrow=true makes them float32 first"),
+    "float64": ("these ops are not lowered", "--set narrow=true converts them to float32 first"),
     "flushed": ("these weights are lost", "--data shows the effect on the outputs"),
-    "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
-    "inlined": ("its ops are decided one by one", ""),
+    "fused": ("fewer kernels, same results up to rounding", "--fuse none keeps the ops"),
+    "inlined": ("the types of its ops are decided one by one", ""),
     "kernel_table": (
-        "the kernel table of another release decides",
-        "name a release with a table: docs/reference/targets.md lists them",
+        "the kernel table of another release is used",
+        "name a release with a table; docs/reference/targets.md lists them",
     ),
-    "mended": ("other tools may refuse the model as it was", "if they do, export it again"),
-    "mostly_float32": ("the result is hardly faster or smaller", "the message says what keeps most ops in float32"),
-    "narrowed": ("numbers keep 24 of 53 bits, and lie within ±3.4e38", "check with --data"),
+    "mended": ("other tools may reject the original model", "if they do, export the model again"),
+    "mostly_float32": ("the result is hardly faster or smaller", "see the message for the main reasons"),
+    "narrowed": ("numbers keep 24 of their 53 bits, and must be within ±3.4e38", "check with --data"),
     "needs_release": (
-        "older releases and other runtimes refuse or miscompute the file",
+        "older releases and other runtimes reject or miscompute the model",
         "--fuse basic writes only standard operators, --target ort-cuda:RELEASE only those of an older release",
     ),
-    "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
-    "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
+    "not_fused": ("same results, more kernel launches", "if speed matters, change these ops in the export"),
+    "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 represents larger values"),
     "opset": ("the opset decides which operators and kernels are available", "--opset keep leaves it unchanged"),
-    "parted": ("the same numbers and kernels, and the model opens", ""),
+    "parted": ("the results and kernels are the same, and the model now loads", ""),
     "plugin": ("it stays float32", "check that the target has the plugin"),
     "recurrent_state": (
         "each step rounds them",
-        "--feedback measures the loss over a stream; --keep OP avoids it",
+        "--feedback measures the loss of accuracy over a stream; --keep OP avoids it",
     ),
     "repaired": ("these ops compute in float32", "a looser tolerance keeps fewer ops in float32"),
     "runtime_hazard": (
         "sessions with default options crash or give wrong numbers",
-        "open the model with the options that the message names",
+        "load the model with the options in the message",
     ),
-    "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
+    "runtime_only": ("other runtimes reject the model", "export the model again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "unless it is a mask, name its readers in --keep"),
-    "selected": ("the same numbers in every type, even in rows whose keys are all hidden", ""),
-    "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
-    "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
+    "selected": ("the results are the same in every type, even in rows whose keys are all masked", ""),
+    "shifted": ("the results are the same, and the ops stay low", "--set shift=none keeps them float32"),
+    "target_limits": ("the target rejects the model", "--opset auto, or a newer release of the target"),
     "tf32": ("sessions of this package set use_tf32=1 for tensor cores", "use_tf32=0 in a session turns it off"),
-    "unchecked": ("the model may still be valid", "open it in onnxruntime before it is used"),
+    "unchecked": ("the model may still be valid", "load it in onnxruntime before you use it"),
     "widened": ("its values may be beyond the range of the new type", "check with --data"),
-    KERNEL_GATE: ("such ops stay float32", "--opset auto moves to an opset with kernels, if there is one"),
+    KERNEL_GATE: ("these ops stay float32", "--opset auto moves to an opset with kernels, if there is one"),
     NONFINITE: ("the ops that compute with it stay float32", "check the float32 model on the data"),
-    OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
+    OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 represents larger values"),
     QUANTIZED: ("the quantizers keep float32 scales", "leave out --set quantized=rescale"),
-    SCHEMA_GATE: ("such ops stay float32", "--opset auto moves to an opset that allows it, if there is one"),
-    UNDERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds smaller values"),
-    UNKNOWN_TYPE: ("such ops keep their type", "infer the model's shapes and types first, or export it again"),
+    SCHEMA_GATE: ("these ops stay float32", "--opset auto moves to an opset that allows it, if there is one"),
+    UNDERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 represents smaller values"),
+    UNKNOWN_TYPE: ("these ops keep their type", "infer the model's shapes and types first, or export the model again"),
     UNRAISED: ("the op keeps its low type", "name other ops, or convert the float32 model"),
     UNSEEN: ("the ops that compute with it stay float32", "use data that reaches it"),
 }
@@ -317,7 +318,7 @@ def remarked(kind: str, message: str, more: str = "") -> str:
 
 
 class Paint(NamedTuple):
-    """The type of a variable, with the id of the reason, the op behind it, and a one-line note for reports."""
+    """The type of a variable, with the id of the reason, the op that caused it, and a one-line note for reports."""
 
     dtype: DType
     rule: str
@@ -331,10 +332,10 @@ def float32(rule: str, because: OpId | None = None, note: str = "") -> Paint:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A float32 op, the rule and the op behind it, and a one-line note for reports.
+    """A float32 op, with the rule, the op that caused it, and a one-line note for reports.
 
-    `raises`: also raise results that the model computes in a low type. Pins from data do; rules that only predict a
-    problem respect the low type chosen by the model's author.
+    `raises`: also raise results that the model computes in a low type. Pins from data do this; rules that only predict
+    a problem respect the low type chosen by the model's author.
     """
 
     op: OpId

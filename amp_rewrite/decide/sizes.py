@@ -1,4 +1,4 @@
-"""Sizes of values and numbers of summed terms, from shapes."""
+"""Sizes of values and numbers of terms in sums, from shapes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 UNKNOWN_SIZE = 1 << 16
-"""Elements of a value, if neither its shape nor one upstream is known."""
+"""Assumed number of elements of a value, if neither its shape nor one upstream is known."""
 FREE = 4096
 """Assumed size of a free dimension in a sum."""
-_MANY = 1 << 60
+_MAX_TERMS = 1 << 60
 UNKNOWN_DIMENSION = 128
-"""Assumed size of a free dimension elsewhere: in most exported models a length of text, or a batch."""
+"""Assumed size of a free dimension elsewhere: in most exported models it is the length of a text, or a batch size."""
 
 
 def size(view: View, value: ValueId | None) -> int:
-    """Return the number of elements; without a shape, that of the largest value upstream. 0 for None."""
+    """Return the number of elements of a value or, if it is unknown, of the largest value upstream. 0 for None."""
     return _sizes(view)[value] if value is not None else 0
 
 
@@ -39,13 +39,13 @@ def shape(view: View, value: ValueId | None) -> tuple[int, ...]:
 
 
 def _known(view: View, value: ValueId | None) -> Shape | None:
-    """Return the stated shape, else the inferred one."""
-    stated = _stated(view).get(view.value_name(value)) if value is not None else None
-    return shape_of(view, value) if stated is None or value is None or view.values[value].scope != MAIN else stated
+    """Return the declared shape if there is one, otherwise the inferred shape."""
+    declared = _declared(view).get(view.value_name(value)) if value is not None else None
+    return shape_of(view, value) if declared is None or value is None or view.values[value].scope != MAIN else declared
 
 
 @once
-def _stated(view: View) -> Mapping[str, Shape]:
+def _declared(view: View) -> Mapping[str, Shape]:
     graph = view.model.proto.graph
     formals = (*graph.value_info, *graph.input, *graph.output)
     return {formal.name: fixed(dims) for formal in formals if (dims := declared_dims(formal)) is not None}
@@ -56,11 +56,11 @@ _AXES = {
     "ConvTranspose": (1, slice(1)),
     "GlobalAveragePool": (0, slice(2, None)),
 }
-"""The input with summed axes, and these axes, by op."""
+"""By op, the input with summed axes, and these axes."""
 
 
 def summed_axes(op: Op, slot: int) -> list[int]:
-    """Return the axes of an operand summed by a matrix product."""
+    """Return the summed axes of an operand of a matrix product."""
     if op.kind == "Einsum":
         return [at for at, _ in summed_labels(op)[slot]]
     last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
@@ -68,7 +68,7 @@ def summed_axes(op: Op, slot: int) -> list[int]:
 
 
 def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIMENSION) -> int:
-    """Return the number of terms per result of a product or global pool; `free` replaces an unknown length."""
+    """Return the number of terms in each result of a product or global pool; `free` replaces an unknown length."""
     lengths: Iterable[int | None] = [None]
     if op.kind == "Einsum":
         named = {label: (at, s) for axes, s in zip(summed_labels(op), shapes, strict=False) for at, label in axes}
@@ -85,11 +85,14 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIM
     return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
 
 
-def stated_terms(view: View, op: Op, free: int = FREE) -> int:
-    """Return the terms of a product by its stored factors, otherwise by shapes; `free` replaces an unknown length."""
+def terms_of_product(view: View, op: Op, free: int = FREE) -> int:
+    """Return the number of terms in each result of a product, from the shapes of its constant factors if possible.
+
+    `free` replaces an unknown length.
+    """
     stored = [tuple(t.dims) if (t := view.constant(v)) is not None else None for v in op.inputs[:2]]
     known = any(stored) and op.kind != "Einsum"
-    return min(_MANY, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], free))
+    return min(_MAX_TERMS, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], free))
 
 
 def summed_labels(op: Op) -> list[list[tuple[int, str]]]:

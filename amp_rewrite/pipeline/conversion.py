@@ -102,7 +102,7 @@ class Draft:
         request.tell("decide")
         low_only = low_only and not indexed.of_kinds(LOW_ONLY)
         draft = cls._of(source, indexed, request, widen, low_only)
-        if low_only and not draft.opens():
+        if low_only and not draft.is_loadable():
             draft = cls._of(source, indexed, request, widen, False)
         if isinstance(request.opset, int) or indexed.opset >= min(draft.view.opset, OLDEST_MOVED):
             return draft
@@ -155,9 +155,9 @@ class Draft:
         """
         return self._painted(pins) if pins else self._unpinned
 
-    def opens(self) -> bool:
+    def is_loadable(self) -> bool:
         """True if every op with only low kernels is low, so the model can be opened."""
-        return not self.view.of_kinds(LOW_ONLY) or self.paint().opens(self.view)
+        return not self.view.of_kinds(LOW_ONLY) or self.paint().is_loadable(self.view)
 
     @cached_property
     def _unpinned(self) -> Coloring:

@@ -101,7 +101,7 @@ def _converted(
     from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most conversions have no data
 
     draft = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
-    if low_only and draft.pins and not draft.opens():
+    if low_only and draft.pins and not draft.is_loadable():
         return _converted(source, request, data, ranges, headroom, low_only=False)
     return draft, finish(draft, draft.paint())
 

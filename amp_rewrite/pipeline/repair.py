@@ -113,7 +113,7 @@ def repair(
         return Search(draft, feed, bound, ranges, budget, progress).repaired()
 
     repaired = search(draft)
-    if repaired.converted.coloring.opens(repaired.converted.view):
+    if repaired.converted.coloring.is_loadable(repaired.converted.view):
         return repaired
     return search(Draft.of(draft.source, request, low_only=False))
 

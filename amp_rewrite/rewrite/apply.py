@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
-from amp_rewrite.decide.plan import Bake, Cast, Plan, states_low
+from amp_rewrite.decide.plan import Bake, Cast, Plan, sets_low_inside
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import bodies, clone, refill
@@ -148,7 +148,7 @@ class _Writer:
             self._set_dtype(op, node, self.plan.attributes[op.id])
         if op.id in self.plan.raised:
             for each in node.attribute:
-                if states_low(each):
+                if sets_low_inside(each):
                     each.i = DType.FLOAT.code
         bake = self.bakes.get(op.outputs[0]) if op.kind == "Constant" and op.outputs[0] is not None else None
         if bake is not None and not bake.keeps_original:

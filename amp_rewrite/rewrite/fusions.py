@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from amp_rewrite.decide.reasons import Record
+from amp_rewrite.decide.reasons import Documented
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
@@ -15,7 +15,7 @@ _PROOF = "In float64 on random inputs, both forms agree within four float32 roun
 
 
 @dataclass(frozen=True, slots=True)
-class FusionRule(Record):
+class FusionRule(Documented):
     """A fusion: its kind (`Replacement.kind`), its operator, the pattern it replaces, and its reasons for refusal."""
 
     folder = "rewrite/models"
@@ -27,7 +27,7 @@ class FusionRule(Record):
     reason: str = "fused"
 
     @property
-    def promise(self) -> str:
+    def summary(self) -> str:
         return f"{self.spelling} becomes one {self.operator}."
 
     @property

@@ -149,7 +149,7 @@ def described(name: str) -> dict[str, Any]:
         "models": {},
     }
     if record is not None:
-        fact |= {"docs": record.docs, "promise": record.promise, "sections": record.sections}
+        fact |= {"docs": record.docs, "promise": record.summary, "sections": record.sections}
         for case in record.pairs:
             which = f": {case}" if len(record.pairs) > 1 else ""
             fact["models"] |= {f"{head}{which}": record.model(end, case) for end, head in _HEADINGS.items()}

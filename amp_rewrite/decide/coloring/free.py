@@ -26,9 +26,9 @@ _copied = first_input_of(kinds.COPIES)
 def scale_is_tied(view: View, cluster: Cluster, low: DType) -> bool:
     """True if onnxruntime fuses a written-out norm and then requires its scale and bias in the type of its input.
 
-    It fuses at optimization level BASIC and above, and ignores a Cast read only by the norm: the fused node takes the
-    type before that Cast, and the runtime refuses the model if scale and bias have another type. The types of the ops
-    in between do not matter. Source: some 360 small models opened with onnxruntime 1.31.1.
+    It fuses at the BASIC optimization level and above, and ignores a Cast that only the norm reads: the fused node
+    takes the type before that Cast, and the runtime rejects the model if scale and bias have another type. The types of
+    the ops in between do not matter. Source: about 360 small models loaded with onnxruntime 1.31.1.
     """
     if cluster.kind == "layer_normalization":
         return low is DType.BFLOAT16 or view.opset >= FIRST_FUSED["LayerNormalization"]
@@ -37,14 +37,14 @@ def scale_is_tied(view: View, cluster: Cluster, low: DType) -> bool:
 
 @dataclass
 class Free:
-    """Type variables left to the cut, and their gain from a low type.
+    """Type variables for the cut to decide, and their gain from a low type.
 
-    `must`: vertices to keep in float32, in addition to those of the problem.
+    `must_stay`: vertices to keep in float32, in addition to those of the problem.
     """
 
     problem: Problem
     spread: Spread
-    must: Mapping[int, Paint] = field(default_factory=dict)
+    must_stay: Mapping[int, Paint] = field(default_factory=dict)
 
     @cached_property
     def follows(self) -> frozenset[int]:
@@ -67,7 +67,7 @@ class Free:
         p, op = self.problem, self.problem.op(v)
         if v in self.follows:
             return None
-        if v in self.must or not p.can(v):
+        if v in self.must_stay or not p.can_be_low(v):
             return HIGH
         if v in self.spread.roots:
             return LOW
@@ -92,7 +92,7 @@ class Free:
     def _unbounded(self, value: ValueId) -> bool:
         """True for a value without a bound, and for one widened by the model itself.
 
-        Inputs of the model or a body have no bound, nor do results of ops that can outgrow their inputs.
+        Inputs of the model or a body are unbounded, as are results of ops that can outgrow their inputs.
         """
         view = self.problem.view
         producer, maker = view.producer(value), view.producer(origin(view, value, _copied))
@@ -118,15 +118,15 @@ class Free:
         v = p.maker(value)
         return self.ends[v] if v is not None else HIGH
 
-    def reader_ends(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
-        """Return the nodes of a value's readers, except the ops in `but`. `counts`: include Casts to integers."""
+    def reader_ends(self, value: ValueId, without: Collection[OpId] = (), integers: bool = False) -> set[End]:
+        """Return the nodes of a value's readers without some ops. `integers`: include Casts to integers."""
         p, view = self.problem, self.problem.view
         found: set[End] = set()
         pending = [value]
         for source in pending:
             for use in view.uses[source]:
                 op = view.ops[use.op]
-                if op.id in but or (op.kind in kinds.ELEMENTLESS and op.signature is not None):
+                if op.id in without or (op.kind in kinds.ELEMENTLESS and op.signature is not None):
                     continue
                 if op.kind != "Cast":
                     v = p.reader(use)
@@ -135,7 +135,7 @@ class Free:
                     pending.extend(op.results)
                 elif (made := view.dtype(op.outputs[0])) is p.to:
                     found.add(LOW)
-                elif counts and made is not None and not made.floating:
+                elif integers and made is not None and not made.floating:
                     found.add(HIGH)
             if source in view.yielded or (view.values[source].public and not fed(view, source)):
                 found.add(self._edge(source))
@@ -168,11 +168,11 @@ class Free:
     @cached_property
     def _products(self) -> set[OpId]:
         p = self.problem
-        return {p.vertices[v].op for v in p.of_kinds(kinds.HEAVY) if v in self.spread.roots and v not in self.must}
+        return {p.vertices[v].op for v in p.of_kinds(kinds.HEAVY) if v in self.spread.roots and v not in self.must_stay}
 
     @cached_property
     def upstream(self) -> set[OpId]:
-        """The ops upstream of lowered products, and the owners of bodies with such products.
+        """Ops upstream of lowered products, and owners of bodies with lowered products.
 
         Ops and outputs lowered by the user count as products.
         """
@@ -189,12 +189,12 @@ class Free:
 
     @cached_property
     def before_products(self) -> frozenset[int]:
-        """Copies, sums and products without a lowered product before them: low only if all their readers are."""
+        """Copies, sums and products without a lowered product upstream; low only if all their readers are."""
         p, before = self.problem, set[int]()
         for v in range(len(p.vertices) if p.only_before_products else 0):
             op = p.op(v)
-            travels = p.colors[v] is Color.CLEAR or op.kind in kinds.PAIR_SUMS | {"Mul"}
-            if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.lower:
+            candidate = p.colors[v] is Color.CLEAR or op.kind in kinds.PAIR_SUMS | {"Mul"}
+            if candidate and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.lower:
                 inputs = [self._precedes_products(value, before) for value in self._varying(op)]
                 if inputs and (any(inputs) if op.kind == "Concat" else all(inputs)):
                     before.add(v)
@@ -212,7 +212,7 @@ class Free:
         downstream = self._downstream - self.upstream if p.only_before_products else ()
         for v in p.of_kinds(kinds.SUMS | kinds.SCALINGS):
             op = p.op(v)
-            if op.id not in downstream or not p.can(v) or v in self.spread.roots or len(self._varying(op)) < 2:
+            if op.id not in downstream or not p.can_be_low(v) or v in self.spread.roots or len(self._varying(op)) < 2:
                 continue
             makers = (view.producer(origin(view, value, self._carried)) for value in self._varying(op))
             if any(m is not None and m.id not in self.upstream and m.kind not in kinds.HEAVY for m in makers):

@@ -1,4 +1,4 @@
-"""Gate: type variables of an op to lower or raise on a target, singly or only together."""
+"""Gate: type variables of an op to lower or raise on a target, individually or only together."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 
-# Their schemas let input, scale and result differ in type, but onnx's own inference rejects such a normalization, and
-# GPUs have no kernel for such a quantizer.
+# Their schemas let input, scale and result differ in type, but onnx's own inference rejects a normalization with
+# different types, and GPUs have no kernel for such a quantizer.
 _TIED = ("RMSNormalization", "QuantizeLinear", "DequantizeLinear")
 
 _NEVER = {
     "BitCast": "BitCast reads bits, not numbers",
     "Constant": "a constant is stored in the low type for the readers that need it low",
-    "MeanVarianceNormalization": "its function body holds float32 constants",
+    "MeanVarianceNormalization": "its function body contains float32 constants",
 }
 
 
@@ -54,7 +54,7 @@ class Gate:
 
     target: Target
     to: DType
-    _known: dict[tuple[object, ...], Lowerable] = field(default_factory=dict, repr=False)
+    _answers: dict[tuple[object, ...], Lowerable] = field(default_factory=dict, repr=False)
 
     @cached_property
     def kernels(self) -> Kernels | None:
@@ -66,9 +66,9 @@ class Gate:
         variables = view.variables[op.id]
         stashed = computes_float32_inside(op)
         key = (op.domain, op.op_type, stashed, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])
-        if key not in self._known:
-            self._known[key] = self._lowerable(view, op, variables)
-        return self._known[key]
+        if key not in self._answers:
+            self._answers[key] = self._lowerable(view, op, variables)
+        return self._answers[key]
 
     def _lowerable(self, view: View, op: Op, variables: tuple[TypeVariable, ...]) -> Lowerable:
         floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
@@ -92,7 +92,7 @@ class Gate:
         return Lowerable(groups, refusals)
 
     def _type_refusal(self, view: View, op: Op, way: str, dtype: DType | None) -> Paint | None:
-        """Return the refusal of an unknown type, of an optional, or of bfloat16 at an opset without its Casts."""
+        """Refuse an unknown type, an optional, and bfloat16 at an opset without Casts to it; None for other cases."""
         if any(unknown(v.type) for v in view.variables[op.id]):
             return float32(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
         if any((t := view.types[v]) is not None and "optional" in t.container for v in op.ports):
@@ -105,7 +105,7 @@ class Gate:
     def _schema_refusal(self, op: Op, variable: TypeVariable) -> Paint | None:
         assert op.signature is not None
         if variable.name == row_of(op.kind).kept:
-            note = f"{variable.name} of {op.kind} is computed in float32 by its kernels"
+            note = f"the kernels of {op.kind} compute {variable.name} in float32"
             return float32(reasons.KEPT_VARIABLE, None, note)
         if op.kind in _NEVER:
             return float32(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
@@ -155,7 +155,7 @@ class Gate:
     def raisable(self, view: View, op: Op) -> tuple[str, ...] | Paint:
         """Return the low variables to raise in an op: as many as may change together.
 
-        An op without a kernel in its present types has none to lose, so kernels do not restrict it.
+        An op that has no kernel in its present types has none to lose, so kernels do not restrict it.
         """
         assert op.signature is not None
         variables = view.variables[op.id]

@@ -1,4 +1,4 @@
-"""Painter: TensorFlow's rules lower ops, needs forbid it, and a cut draws the border between the types."""
+"""Painter: TensorFlow's rules lower ops, needs keep ops in float32, and a cut draws the border between the types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Coloring:
     findings: tuple[Finding, ...]
 
     def of(self, op: OpId) -> Paint | None:
-        """Return the paint of an op's first lowered variable, otherwise of its first one; None for an undecided op."""
+        """Return the paint of an op's first lowered variable, or of its first variable; None for an undecided op."""
         paints = self._by_op.get(op, ())
         return next((p for p in paints if p.dtype is self.to), paints[0] if paints else self.unraised.get(op))
 
@@ -57,7 +57,7 @@ class Coloring:
         """Lowered variables, by op and name."""
         return frozenset(variable for variable, paint in self.paints.items() if paint.dtype is self.to)
 
-    def opens(self, view: View) -> bool:
+    def is_loadable(self, view: View) -> bool:
         """True if every op with kernels only for low types is low."""
         return {op.id for op in view.of_kinds(LOW_ONLY)} <= {op for op, _ in self.low}
 
@@ -67,10 +67,10 @@ class Coloring:
 
 
 def paint(problem: Problem) -> Coloring:
-    """Return a color for every float32 type variable of a model, with the rule and the op behind each.
+    """Return a type for every float32 type variable of a model, with its rule and the deciding op.
 
-    The gate wins over `keep` and `lower`, these win over pins, and pins over the lists. Low ops of the model become
-    float32 if `keep` or a pin with `raises` names them. O(nodes + uses), without the cut.
+    The gate takes precedence over `keep` and `lower`, these over pins, and pins over the lists. Low ops of the model
+    become float32 if `keep` or a pin with `raises` names them. O(nodes + uses), not counting the cut.
     """
     view, types, spread = problem.view, _Types(problem), Spread(problem)
     types.low, high = (place if problem.request.places else place_without_cut)(problem, spread)
@@ -115,15 +115,15 @@ def _edge(problem: Problem, op: Op) -> Paint | None:
 _UNPAINTED: Mapping[Color, str] = {
     Color.ALLOW: "not lowered",
     Color.GRAY: "gray: not between two {low} ops",
-    Color.CLEAR: "clear: no {low} op beside it",
+    Color.CLEAR: "clear: not next to a {low} op",
     Color.DENY: "on the deny list",
 }
 
 
-# -- changes of single types beside the cut ----------------------------------------------------------
+# -- types decided outside the cut -------------------------------------------------------------------
 
 _ANY_TYPE = ELEMENTLESS | {"Cast"}
-"""Ops with the same results for either type of their inputs."""
+"""Ops with the same results for any type of their inputs."""
 _SEEN_THROUGH = frozenset(("Cast", "Dropout", "Identity"))
 """Ops ignored by onnxruntime when it fuses a normalization."""
 _AFFINE_NOTE = "scale and bias take the type of the normalized input: onnxruntime fuses them into one node"
@@ -134,7 +134,7 @@ class _Types:
     """Types decided so far: lowered vertices, raised variables, and refused requests for float32.
 
     Low ops of the model are raised if a pattern or data names them, together with the ops that must have the same type:
-    those of the same written-out norm, softmax or activation, and the scale and bias that the runtime fuses.
+    the rest of a written-out norm, softmax or activation, and the scale and bias that the runtime fuses with it.
     """
 
     problem: Problem
@@ -190,7 +190,7 @@ class _Types:
             if op.id not in p.lower:
                 self._raise_copy(op)
                 self._raise_cast(op, requests)
-        for op in self.view.of_kinds(ELEMENTLESS):  # they read no element
+        for op in self.view.of_kinds(ELEMENTLESS):  # these read no elements
             source = op.inputs[0]
             if source is not None and output_variable(self.view, source) in self.raised:
                 self.raised[op.id, "T"] = float32(reasons.SHAPE_FOLLOWS, self.view.values[source].producer)
@@ -203,7 +203,7 @@ class _Types:
         return any((op, variable.name) in self.raised for variable in self.view.variables[op])
 
     def _raise(self, op_id: OpId, paint: Paint, *, requested: bool = True) -> None:
-        """Raise an op as far as the gate admits; constants are stored in float32 for their readers instead."""
+        """Raise an op as far as the gate allows; constants are instead stored in float32 for their readers."""
         op = self.view.ops[op_id]
         if op.kind in _ANY_TYPE or op.kind == "Constant":
             return
@@ -233,7 +233,7 @@ class _Types:
     def _raise_copy(self, op: Op) -> None:
         """Raise a copy of a Cast's low result, if only raised ops read it.
 
-        The Cast rounds away the digits for which its readers are raised.
+        The Cast would round away the digits for which its readers are raised.
         """
         if self._copied(op) is None or any(exposed(self.view, value) for value in op.results):
             return
@@ -277,18 +277,18 @@ class _Types:
             if inner and uses and all(p.reader(use) in self.low for use in uses):
                 self.low[v] = Paint(p.to, reasons.EXISTING_CAST, uses[0].op)
 
-    def scales_follow(self, must: Collection[int]) -> None:
-        """Give scale and bias of a written-out norm the type of its input if onnxruntime refuses another."""
+    def scales_follow(self, must_stay: Collection[int]) -> None:
+        """Give scale and bias of a written-out norm the type of its input if onnxruntime requires it."""
         p = self.problem
         for cluster in p.clusters:
             if (dtype := self._input_type(cluster, p.to)) is None:
                 continue
             tail = [v for v in p.of_ops(cluster.tail) if p.op(v).kind != "Cast"]
             high = [v for v in tail if p.vertices[v].op not in p.lower] if dtype is not p.to else []
-            if dtype is p.to and all(p.can(v) and v not in must for v in tail):
+            if dtype is p.to and all(p.can_be_low(v) and v not in must_stay for v in tail):
                 for v in tail:
                     self.low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], _AFFINE_NOTE))
-            elif dtype is p.to:  # the input, and the copies before it, have to be float32
+            elif dtype is p.to:  # the input, and the copies upstream of it, must be float32
                 passed, source = trail(p.view, cluster.entry, first_input_of(_SEEN_THROUGH))
                 maker = p.view.producer(source)
                 high = p.of_ops(op.id for op in (*passed, maker) if op is not None)
@@ -296,13 +296,13 @@ class _Types:
                 self.low.pop(v, None)
 
     def _input_type(self, cluster: Cluster, low: DType) -> DType | None:
-        """Return the required type of a norm's input, scale and bias; None if their types are free."""
+        """Return the required type of a norm's input, scale and bias; None if their types may differ."""
         if not cluster.tail or not scale_is_tied(self.view, cluster, low):
             return None
         return self._seen_type(cluster.entry, cluster.ops)
 
     def _seen_type(self, value: ValueId, readers: Collection[OpId]) -> DType | None:
-        """Return a value's type for the runtime's fusion of `readers`, before any Cast read only by them."""
+        """Return a value's type as the runtime sees it when it fuses `readers`, without Casts read only by them."""
         view, dtype, uses = self.view, self.made(value), self.view.uses[value]
         needed = next((self.read(value, use) for use in uses if use.op in readers), dtype)
         others, edge = [use for use in uses if use.op not in readers], exposed(view, value)

@@ -44,7 +44,7 @@ class Problem:
 
     `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
     does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
-    vertex, so every walk stops at them. `sequence_of`: all vertices of a sequence, for each of them; no Cast converts a
+    vertex, so every walk stops at them. `sequence_of` maps each vertex of a sequence to all of them: no Cast converts a
     sequence.
 
     Args:
@@ -53,7 +53,7 @@ class Problem:
         needs: pins of safety rules.
         keep: ops to keep in float32, each with the pattern that matched it.
         lower: ops to lower, each with the pattern that matched it.
-        pins: pins beside those of the needs; a pin applies to the whole cluster of its op.
+        pins: pins in addition to those of the needs; a pin applies to the whole cluster of its op.
         clusters: written-out norms, softmaxes and activations.
         low_io: inputs and outputs of the model that are low.
         rescale: treat quantizers as clear.
@@ -70,7 +70,7 @@ class Problem:
     rescale: bool = False
     vertices: list[Vertex] = field(init=False, default_factory=list)
     graph: nx.DiGraph[int] = field(init=False, default_factory=nx.DiGraph)
-    of: dict[tuple[OpId, str] | None, int] = field(init=False, default_factory=dict)
+    vertex_of: dict[tuple[OpId, str] | None, int] = field(init=False, default_factory=dict)
     by_op: dict[OpId, Sequence[int]] = field(init=False, default_factory=dict)
     sequence_of: dict[int, Sequence[int]] = field(init=False, default_factory=dict)
 
@@ -89,14 +89,14 @@ class Problem:
             first = len(self.vertices)
             for at, names in enumerate(dict.fromkeys(grouped.get(name, (name,)) for name in floats), first):
                 self.vertices.append(Vertex(op.id, names, self.entries[op.id], refusals.get(names[0])))
-                self.of.update(((op.id, name), at) for name in names)
+                self.vertex_of.update(((op.id, name), at) for name in names)
                 self.graph.add_node(at)
                 read = {op.inputs[slot] for name in names for slot in floats[name].inputs} & makers.keys()
                 self.graph.add_edges_from((source, at) for source in sorted({makers[value] for value in read}))
             self.by_op[op.id] = range(first, len(self.vertices))
             for name, variable in floats.items():
                 made = (op.outputs[slot] for slot in variable.outputs)
-                makers.update((v, self.of[op.id, name]) for v in made if self.view.dtype(v) is DType.FLOAT)
+                makers.update((v, self.vertex_of[op.id, name]) for v in made if self.view.dtype(v) is DType.FLOAT)
         self._tie_sequences()
 
     def _tie_sequences(self) -> None:
@@ -122,7 +122,7 @@ class Problem:
 
     @cached_property
     def colors(self) -> Sequence[Color]:
-        """The color of each vertex: allow if the user lowers its op, gray if no reader has the need of its entry."""
+        """The color of each vertex: allow if the user lowers its op, gray if no reader has its entry's need."""
         colors = [vertex.entry.color for vertex in self.vertices]
         for v, (op, _, entry, _) in enumerate(self.vertices):
             if op in self.lower:
@@ -152,18 +152,18 @@ class Problem:
                 pinned.setdefault(op, paint)
         return pinned
 
-    def can(self, v: int) -> bool:
+    def can_be_low(self, v: int) -> bool:
         """True unless the gate, the user, a rule or a pin keeps a vertex or its sequence in float32."""
         sequence = (self.vertices[w] for w in self.sequence_of.get(v, (v,)))
         return all(vertex.refusal is None and vertex.op not in self.pinned for vertex in sequence)
 
     @property
     def only_before_products(self) -> bool:
-        """True if a low type pays only upstream of lowered products; False if the level lowers more."""
+        """True if a low type pays off only upstream of lowered products; False if the level lowers more."""
         return self.request.safe and self.request.level not in ("lower-all", "unsafe-force-all")
 
     def why_unneeded(self, v: int) -> str:
-        """Return why no reader has the need of the op's list entry; "" if a reader may."""
+        """Return why no reader has the need of the op's list entry; "" if a reader may have it."""
         unneeded = self.needs.unneeded.get(self.vertices[v].op)
         return unneeded.because if unneeded is not None else ""
 
@@ -179,13 +179,13 @@ class Problem:
         return self.of_ops(op.id for op in self.view.of_kinds(kinds))
 
     def maker(self, value: ValueId) -> int | None:
-        return self.of.get(output_variable(self.view, value))
+        return self.vertex_of.get(output_variable(self.view, value))
 
     def reader(self, use: Use) -> int | None:
-        return self.of.get(input_variable(self.view.ops[use.op], use.slot))
+        return self.vertex_of.get(input_variable(self.view.ops[use.op], use.slot))
 
     def widens(self, op: Op) -> bool:
-        """True for a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
+        """True for a Cast from a low type: if lowered, it would copy or round, and another Cast would follow."""
         return op.kind == "Cast" and self.view.dtype(op.inputs[0]) in LOW_TYPES
 
 
@@ -197,8 +197,8 @@ def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
             first = next(iter(lists.entries_of(op.domain, op.op_type)), None)
             plain[op.kind] = first if first is not None and first.condition is None else None
         if (entry := plain[op.kind]) is None:
-            stated = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in literal}
-            entry = lists.classify(op.domain, op.op_type, stated, len(op.operands))
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in literal}
+            entry = lists.classify(op.domain, op.op_type, attributes, len(op.operands))
         entries.append(entry)
     return tuple(entries)
 
@@ -213,10 +213,10 @@ class Spread:
 
     The allow list gives the roots, deny paint spreads forward, then gray ops between two lowered ones are lowered, and
     clear ops beside them. Each rule is a transitive closure, so the order of ops does not matter; only gray ops right
-    after lowered ones take one sweep in topological order, as in TensorFlow. The reason for a variable is the op before
-    it on the walk. O(nodes + uses).
+    after lowered ones take one sweep in topological order, as in TensorFlow. The reason for a variable names the op
+    before it on the walk. O(nodes + uses).
 
-    `roots`: vertices lowered by the lists, the level or the user, whatever their neighbors.
+    `roots`: vertices lowered by the lists, the level or the user, regardless of their neighbors.
 
     Source: TensorFlow 2.20, tensorflow/core/grappler/optimizers/auto_mixed_precision.cc.
     """
@@ -232,20 +232,20 @@ class Spread:
         self.roots = frozenset(self.low)
         if p.request.level != "unsafe-force-all":
             self._deny()
-        for v, cause in self._shared(lambda w: w in self.denied or not p.can(w)):
+        for v, cause in self._shared(lambda w: w in self.denied or not p.can_be_low(w)):
             self.low.pop(v, None)
             note = "a sequence that other ops share stays float32"
             self.denied.setdefault(v, float32(reasons.SEQUENCE_CLUSTER, cause, note))
         # gray and clear ops on a path between two allowed ops with no denied op on it
         allowed = [v for v in self.low if p.colors[v] is Color.ALLOW]
-        downstream = self._walk(allowed, graph.successors, lambda v: self._free(v, *_SOFT))
+        downstream = self._walk(allowed, graph.successors, lambda v: self._is_free(v, *_SOFT))
         for v, cause in self._walk(allowed, graph.predecessors, downstream.__contains__).items():
             self.low.setdefault(v, Paint(p.to, reasons.BETWEEN_ALLOW, cause, p.why_unneeded(v)))
         follows = p.request.gray_follows_allow
         if p.to is DType.BFLOAT16 if follows is None else follows:
             self._gray_after_allow()
         # clear ops beside a lowered op, upstream or downstream, transitively
-        beside = self._walk(self.low, partial(nx.all_neighbors, graph), lambda v: self._free(v, Color.CLEAR))
+        beside = self._walk(self.low, partial(nx.all_neighbors, graph), lambda v: self._is_free(v, Color.CLEAR))
         for v, cause in beside.items():
             self.low[v] = Paint(p.to, reasons.ALLOW_THROUGH_CLEAR, cause)
         for v, cause in self._shared(self.low.__contains__):
@@ -255,7 +255,7 @@ class Spread:
         """Lower every vertex of an op on the allow list, and the roots of the level and the user."""
         p, to, level = self.problem, self.problem.to, self.problem.request.level
         for v, (op, _, entry, _) in enumerate(p.vertices):
-            if not p.can(v) or p.widens(p.op(v)):
+            if not p.can_be_low(v) or p.widens(p.op(v)):
                 continue
             if op in p.lower:
                 self.low[v] = Paint(to, reasons.LOWER, None, f"lowered by {p.lower[op]!r}")
@@ -284,31 +284,31 @@ class Spread:
         for v in range(len(p.vertices)):
             sources = list(p.graph.predecessors(v))
             cause = next((s for s in sources if s in self.low), None)
-            if cause is not None and self._free(v, Color.GRAY) and self.denied.keys().isdisjoint(sources):
+            if cause is not None and self._is_free(v, Color.GRAY) and self.denied.keys().isdisjoint(sources):
                 self.low.setdefault(v, Paint(p.to, reasons.GRAY_FOLLOWS_ALLOW, p.vertices[cause].op))
 
     def _shared(self, decides: Callable[[int], bool]) -> Iterator[tuple[int, OpId]]:
-        """Yield the vertices of each sequence decided by one of its vertices, and the op of that one."""
+        """Yield each vertex of the sequences with a deciding vertex, and the op of the latter."""
         for v, group in self.problem.sequence_of.items():
             if (cause := next(filter(decides, group), None)) is not None:
                 yield v, self.problem.vertices[cause].op
 
-    def _free(self, v: int, *colors: Color) -> bool:
-        return self.problem.colors[v] in colors and v not in self.denied and self.problem.can(v)
+    def _is_free(self, v: int, *colors: Color) -> bool:
+        return self.problem.colors[v] in colors and v not in self.denied and self.problem.can_be_low(v)
 
     def _walk(
-        self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
+        self, starts: Iterable[int], neighbors: Callable[[int], Iterable[int]], admits: Callable[[int], bool]
     ) -> dict[int, OpId]:
-        """Return the vertices reached from `starts` through those admitted by `enter`, each with the op before it.
+        """Return the vertices reached from `starts` through vertices that `admits` accepts, each with the op before it.
 
-        networkx would copy a subgraph for each walk: 11 s for 49,500 ops, against 0.1 s.
+        networkx would copy a subgraph for each walk: 11 s for 49,500 ops, instead of 0.1 s.
         """
         queue = list(starts)
         seen = set(queue)
         reached: dict[int, OpId] = {}
         for v in queue:
-            for w in near(v):
-                if w not in seen and enter(w):
+            for w in neighbors(v):
+                if w not in seen and admits(w):
                     seen.add(w)
                     reached[w] = self.problem.vertices[v].op
                     queue.append(w)

@@ -8,7 +8,7 @@ from functools import cache, partial
 from itertools import permutations
 
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, Values, joined, leaves, range_of, union
-from amp_rewrite.decide.sizes import FREE, stated_terms, summed_labels
+from amp_rewrite.decide.sizes import FREE, summed_labels, terms_of_product
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
@@ -23,8 +23,8 @@ _MODERATE = 8.0
 _SMALL_STEP = 2.0**-4
 _NEAR_RANGE = 0.6
 """Share of the range above which a constant can push a sum or product out of it."""
-_STEP = 2.0**-6
-"""Largest step of a finite difference."""
+_MAX_STEP = 2.0**-6
+"""Maximum step of a finite difference."""
 
 
 def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
@@ -49,7 +49,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         counts *= min((f.size for f in constants if not f.grid), default=1.0)
     factors = [f.number for f in constants if f.number]
     levels = fact.levels if any(abs(n) == 1 for n in factors) else frozenset()
-    if two:  # a factor near 1 keeps the level of the other
+    if two:  # a factor near 1 keeps the level of the other factor
         levels = union(a.levels for a, b in permutations(varying) if b.beside_one)
     return fact._replace(
         low=low,
@@ -82,7 +82,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def inverse(facts: Facts, divisor: Fact) -> float:
-    """Return the terms in the inverse of a value: less than 1 for a count, and for a long sum."""
+    """Return the number of terms of a value's inverse: less than 1 for a count or a long sum."""
     count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
     terms = max(divisor.terms if divisor.size > facts.most else 1.0, min(count, FREE))
     return 1 / terms if terms > 1 else 1.0
@@ -95,7 +95,7 @@ def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
 
 
 def fed_numbers(facts: Facts, op: Op) -> Values:
-    """Return the operands among the model's inputs of one element."""
+    """Return the operands among the model's single-element inputs."""
     return frozenset(v for v in map(facts.origin, op.operands) if is_single_input(facts, v))
 
 
@@ -133,7 +133,7 @@ def _scales_away(facts: Facts, op: Op, read: list[Fact], low: float, high: float
 
 
 def steps_of(facts: Facts, op: Op, read: list[Fact]) -> int:
-    """Return the small steps of a recursion so far, by small multiples added and factors near 1."""
+    """Return the number of small steps of a recursion so far: added small multiples, and factors near 1."""
     scales = op.kind in SCALINGS
     most = max((max(f.steps, 0 if scales or op.kind == "Sub" else f.gated) for f in read), default=0)
     moving = [f for f in read if (f.beside_one if scales else f.learned and f.small_factor)]
@@ -186,7 +186,7 @@ def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         and (any(f.number is not None and abs(f.number) == 1 for f in constants) or (guard < INF and fact.beside_one)),
         peak=peak,
         placed=fact.placed or bool(fact.levels) or from_afar,
-        nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
+        nudged=fact.nudged or (fact.raw and any(0 < f.size < _MAX_STEP for f in constants)),
         slope=fact.slope or (len(varying) == 2 and (nudged == 1 or (nudged == 2 and all(f.learned for f in varying)))),
         moved=fact.states,
         steps=steps_of(facts, op, read),
@@ -231,7 +231,7 @@ def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fac
         return fact.without("whole", "peak")
     if op.kind in ("DFT", "STFT"):
         return fact.unbounded()
-    known = stated_terms(facts.view, op) if op.kind == "Einsum" else combined_elements(facts.view, op)
+    known = terms_of_product(facts.view, op) if op.kind == "Einsum" else combined_elements(facts.view, op)
     count = min(known or FREE, 1 << 60)
     whole = fact.whole * count if fact.whole is not None else None
     if op.kind in ("ReduceProd", "CumProd", "Det"):
@@ -243,13 +243,13 @@ def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fac
 
 
 def adds_peak(facts: Facts, op: Op) -> bool:
-    """True for a sum along rows with the largest element 1: the sum is not small."""
+    """True for a sum along rows whose largest element is 1, so the sum is not small."""
     peak = facts[op.inputs[0]].peak
     return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_axes_from_end(facts, op)))
 
 
 def _axes_from_end(facts: Facts, op: Op) -> tuple[int, ...]:
-    """Return the axes of a reduction, counted from the end if the rank is known; all axes if none is given."""
+    """Return the axes of a reduction, counted from the end if the rank is known; all axes if none are given."""
     axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
     if shape is None:
         return tuple(axes)
@@ -263,9 +263,9 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         return fact_of_reduction(facts, op, row, read)
     if Trait.INTEGER in row.traits and not facts.floats(op.outputs[0]):
         return _exact_sum(facts, op, first, second)
-    few = stated_terms(facts.view, op) < TENSOR_CORE_STEP  # a filter, if a convolution
+    few = terms_of_product(facts.view, op) < TENSOR_CORE_STEP  # of a convolution: it is a filter
     if op.kind in PRODUCTS and (few or not contracts(op)):
-        scaled, terms = fact_of_scaling(facts, op, OPS["Mul"], [first, second]), stated_terms(facts.view, op)
+        scaled, terms = fact_of_scaling(facts, op, OPS["Mul"], [first, second]), terms_of_product(facts.view, op)
         whole = scaled.whole * terms if scaled.whole is not None else None
         return scaled._replace(products=frozenset().union(*map(facts.line, operands)), whole=whole)
     varying = [f for f in (first, second) if not f.constant]
@@ -275,7 +275,7 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     after_layer = any(facts[v].learned and facts[v].depth for v in operands)
     wholes = [f.whole for f in read if f.whole is not None]
     small = any(f.small and f.high == INF for f in varying) or all(f.small for f in varying)  # e.g. an exponential
-    gain = weight.size * math.sqrt(stated_terms(facts.view, op)) if weight is not None else INF
+    gain = weight.size * math.sqrt(terms_of_product(facts.view, op)) if weight is not None else INF
     gain *= abs(float_attribute(op.node, "alpha", 1.0))
     return Fact(
         low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
@@ -298,10 +298,10 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def _exact_sum(facts: Facts, op: Op, *factors: Fact) -> Fact:
-    """Return the facts of a sum of integer products; as a float it counts as a layer's result."""
+    """Return the facts of a sum of integer products; converted to float, it counts as a layer's result."""
     ranges = (range_of(facts.view.dtype(v)) for v in op.operands[:2])
     sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
-    most = min(stated_terms(facts.view, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
+    most = min(terms_of_product(facts.view, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
     return Fact(-most, most, whole=most, learned=True, depth=1 + max(f.depth for f in factors))
 
 
@@ -309,12 +309,12 @@ def _added_up(facts: Facts, op: Op, factors: Sequence[Fact]) -> float:
     together = math.prod(f.terms for f in factors)
     layer = any(f.constant and not (f.running or (f.low >= 0 and f.whole is not None)) for f in factors)
     if not layer:
-        return together * stated_terms(facts.view, op)
-    return together if together >= 1 else min(1.0, together * stated_terms(facts.view, op))
+        return together * terms_of_product(facts.view, op)
+    return together if together >= 1 else min(1.0, together * terms_of_product(facts.view, op))
 
 
 def averages(facts: Facts, op: Op) -> bool:
-    """True for a product with the weights of an average or a plain sum, none of them negative."""
+    """True for a product with the weights of an average or a plain sum, all of them nonnegative."""
     weights = [f for f in (facts[v] for v in op.operands[:2]) if f.constant]
     return any(f.low >= 0 and (f.high < 1 or f.number is not None) for f in weights)
 

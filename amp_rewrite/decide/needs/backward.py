@@ -1,4 +1,4 @@
-"""Backward pass: needs of readers, passed to the makers of their inputs; ops in float32 because of facts."""
+"""Backward pass: needs of readers, passed to the producers of their inputs, and ops in float32 because of facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amp_rewrite.decide.needs.arithmetic import contracts
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts
 from amp_rewrite.decide.needs.readers import TERM, Readers
 from amp_rewrite.decide.reasons import Paint, described, float32
-from amp_rewrite.decide.sizes import stated_terms
+from amp_rewrite.decide.sizes import terms_of_product
 from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import Flow, loses_digits
 from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
@@ -19,10 +19,10 @@ from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId
 
-_STEPS = 4
-"""Fewest consecutive small steps of a recursion."""
-_RUN = 16
-"""Fewest consecutive elementwise sums and products of a recursion, without a layer between."""
+_MIN_STEPS = 4
+"""Minimum number of consecutive small steps of a recursion."""
+_MIN_RUN = 16
+"""Minimum number of consecutive elementwise sums and products of a recursion, without a layer in between."""
 _REASONS = {
     Need.EXACT: reasons.WHOLE_NUMBER,
     Need.SIDE: reasons.WHOLE_NUMBER,
@@ -40,24 +40,24 @@ _REASONS = {
 
 
 NeedOf = tuple[Need, ValueId | None]
-"""A need, and the state along whose path it travels."""
+"""A need, and the state whose path it follows, if any."""
 
 
 @dataclass
 class Backward:
     """Needs of values, and the ops to keep in float32 for them. O(nodes + uses).
 
-    `asked`: the needs of each value. `pinned`: the reason for each op in float32.
+    `needs`: the needs of each value. `pinned`: the reason for each op in float32.
     """
 
     facts: Facts
-    asked: dict[ValueId, dict[NeedOf, Paint]] = field(default_factory=dict)
+    needs: dict[ValueId, dict[NeedOf, Paint]] = field(default_factory=dict)
     pinned: dict[OpId, Paint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.view, self._readers = self.facts.view, Readers(self.facts)
         self._waiting = {op.id for op in self.view.ops}
-        self._ask_of_states()
+        self._record_states()
         while self._waiting:
             for op_id in sorted(self._waiting, reverse=True):
                 self._waiting.discard(op_id)
@@ -66,16 +66,16 @@ class Backward:
     def _visit(self, op: Op) -> None:
         row = row_of(op.kind)
         for value in op.results:
-            for need_of, why in list(self.asked.get(value, {}).items()):
+            for need_of, why in list(self.needs.get(value, {}).items()):
                 if op.bodies:
-                    self._ask_outside(value, need_of, why)
+                    self._record_outside(value, need_of, why)
                 else:
                     self._pass_on(op, row, value, need_of, why)
         snake = op.id in snakes(self.view)
         for read, need, note, reason in self._readers.of(op, row) if not snake else ():
-            words = note or f"{described(self.view, op.id)} needs {need.value}"
-            why = float32(reason or _REASONS[need], op.id, words)
-            if self._ask(read, need, why) and self._reads_low(op, read):
+            text = note or f"{described(self.view, op.id)} needs {need.value}"
+            why = float32(reason or _REASONS[need], op.id, text)
+            if self._record(read, need, why) and self._reads_low(op, read):
                 self.pinned.setdefault(op.id, why)
         if (why_not := cause_of(self.facts, op, row)) is not None:
             self.pinned.setdefault(op.id, why_not)
@@ -90,29 +90,29 @@ class Backward:
 
     # -- needs that travel -----------------------------------------------------------------------------
 
-    def _ask(self, value: ValueId | None, need: Need, why: Paint, state: ValueId | None = None) -> bool:
+    def _record(self, value: ValueId | None, need: Need, why: Paint, state: ValueId | None = None) -> bool:
         """Record a need of a value if the low type does not meet it; return True in that case."""
         if value is None or not self.facts.floats(value) or not self.unmet(need, self.facts[value]):
             return False
-        asked, need_of = self.asked.setdefault(value, {}), (need, state)
-        if need_of not in asked:
-            asked[need_of] = why
+        needs, need_of = self.needs.setdefault(value, {}), (need, state)
+        if need_of not in needs:
+            needs[need_of] = why
             maker = self.view.values[value].producer
             if maker is None:
-                self._ask_outside(value, need_of, why)
+                self._record_outside(value, need_of, why)
             else:
                 self._waiting.add(maker)
         return True
 
-    def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Paint) -> None:
+    def _record_outside(self, value: ValueId, need_of: NeedOf, why: Paint) -> None:
         """Pass a need across the edge of a body; a carried state already has it, except for its first value."""
         need, state = need_of
         branch = self.view.producer(value, "If") is not None
         for source in self.facts.outside.sources(value):
             if branch or need not in (Need.PATH, Need.FACTOR):
-                self._ask(source, need, why, state)
+                self._record(source, need, why, state)
             elif self.facts[source].beside_one:
-                self._ask(source, Need.FACTOR, why)
+                self._record(source, Need.FACTOR, why)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
         facts = self.facts
@@ -150,13 +150,13 @@ class Backward:
         if need is Need.PATH:
             self._along_state(op, value, state, why)
             return
-        if need is Need.FACTOR and op.kind in _TURNS:  # a need of TINY may have become this one on the way
-            self._ask(op.inputs[0], Need.TINY if why.rule == _REASONS[Need.TINY] else Need.DIGITS, why)
+        if need is Need.FACTOR and op.kind in _TURNS:  # a TINY need may have become this need on the way
+            self._record(op.inputs[0], Need.TINY if why.rule == _REASONS[Need.TINY] else Need.DIGITS, why)
         product = row.way is Way.PRODUCT
         varying = [v for v in op.operands if not self.facts[v].constant]
         if need is Need.RANGE and len(varying) > 1 and row.way is not Way.SUM:
             return
-        through = product and (need in _THROUGH_PRODUCTS or stated_terms(self.view, op) < TENSOR_CORE_STEP)
+        through = product and (need in _THROUGH_PRODUCTS or terms_of_product(self.view, op) < TENSOR_CORE_STEP)
         through |= product and need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)
         through |= need is Need.FACTOR and self.facts[value].near_one and row.way in (Way.SUM, Way.SCALE)
         if not (through or need in row.passed):
@@ -165,24 +165,24 @@ class Backward:
             if slot not in row.slots or operand is None:
                 continue
             if not (need is Need.DIGITS and operand in self._readers.shared):
-                self._ask(operand, need, why)
+                self._record(operand, need, why)
             near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
             if near and need in _BESIDE_ONE.get(op.kind, ()):
-                self._ask(operand, Need.FACTOR, why)
+                self._record(operand, Need.FACTOR, why)
             if need is Need.RATIO and self._is_front(op, value, operand):
                 note = "part of the spectrum of an input, whose small components matter"
-                self._ask(operand, Need.DIGITS, float32(reasons.CANCELLATION, why.because, note))
+                self._record(operand, Need.DIGITS, float32(reasons.CANCELLATION, why.because, note))
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
-        """True if an op squares a linear transform of inputs, and nothing else reads the transform."""
+        """True if an op squares a linear transform of inputs, and no other op reads the transform."""
         squared = self.facts.line(operand) in self.facts[value].squares
-        alone = all(reader.kind == op.kind for reader in self.view.readers(operand))
-        return squared and alone and self.facts[operand].transform
+        only_reader = all(reader.kind == op.kind for reader in self.view.readers(operand))
+        return squared and only_reader and self.facts[operand].transform
 
     # -- states and recursions -------------------------------------------------------------------------
 
-    def _ask_of_states(self) -> None:
-        """Record the needs of states, in streams, in bodies and written out, and of outputs with positions."""
+    def _record_states(self) -> None:
+        """Record the needs of states (in streams, in bodies, and unrolled), and of outputs with positions."""
         facts, view = self.facts, self.view
         pairs = [(out, into, "the next iteration") for out, into in view.carried]
         graph = view.model.proto.graph
@@ -197,23 +197,23 @@ class Backward:
             producer = view.producer(out)
             if producer is not None and into in facts[out].moved:
                 note = f"computes the state {view.value_name(into)!r}, which {when} reads"
-                self._ask(out, Need.PATH, float32(reasons.RUNNING_SUM, None, note), into)
+                self._record(out, Need.PATH, float32(reasons.RUNNING_SUM, None, note), into)
         for op in view.ops:
             for value in op.results:
                 fact = facts[value]
-                if fact.steps >= _STEPS and any(facts[v].steps < fact.steps for v in op.operands):
+                if fact.steps >= _MIN_STEPS and any(facts[v].steps < fact.steps for v in op.operands):
                     note = "moves a state by a small step, as the ops before and after it do"
-                elif fact.run >= _RUN and op.kind in PAIR_SUMS | SCALINGS:
+                elif fact.run >= _MIN_RUN and op.kind in PAIR_SUMS | SCALINGS:
                     note = "an unrolled recursion"
                 else:
                     continue
-                self._ask(value, Need.PATH, float32(reasons.RUNNING_SUM, None, note))
+                self._record(value, Need.PATH, float32(reasons.RUNNING_SUM, None, note))
         for out in view.scopes[0].outputs:
             if facts[out].grid and (facts[out].learned or facts[out].products) and view.producer(out) is not None:
-                self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from positions on a grid"))
+                self._record(out, Need.PLACE, float32(reasons.POSITION, None, "counts from positions on a grid"))
 
     def _nearest(self, out: ValueId, states: Collection[ValueId]) -> ValueId | None:
-        """Return the state with the fewest ops between it and an output: usually the state that it replaces."""
+        """Return the state with the fewest ops between it and an output: usually the state that the output replaces."""
         level, seen = [out], {out}
         while level and seen.isdisjoint(states):
             producers = filter(None, map(self.view.producer, level))
@@ -226,23 +226,23 @@ class Backward:
         for operand in op.operands:
             fact = self.facts[operand]
             if state is None:
-                on = 0 < fact.steps >= here.steps - 1 or (fact.run > 1 and here.run >= _RUN // 2)
+                on_path = 0 < fact.steps >= here.steps - 1 or (fact.run > 1 and here.run >= _MIN_RUN // 2)
             else:
-                on = state in fact.states
-            if on:
-                self._ask(operand, Need.PATH, why, state)
+                on_path = state in fact.states
+            if on_path:
+                self._record(operand, Need.PATH, why, state)
             elif op.kind in SCALINGS:
-                self._ask(operand, Need.FACTOR, why)
+                self._record(operand, Need.FACTOR, why)
 
 
 _BESIDE_ONE = {
     "Mul": (Need.DIGITS, Need.PLACE),
     **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
 }
-"""Needs of an op's result for which an operand must keep its distance from 1."""
+"""By op, the needs of its result for which an operand must keep its distance from 1."""
 _TURNS = ("Cos", "Exp", "Sin")
-"""Functions whose product, as a factor of a state, depends on the sum of their arguments: all its digits count. Near
-x = 0, the distance of eˣ from 1 is about x instead."""
+"""Functions whose product, if it multiplies a state, depends on all digits of the sum of their arguments. Near x = 0,
+the distance of eˣ from 1 is about x instead."""
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))
 
 
@@ -267,7 +267,7 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
         if far is not None:
             reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
             return float32(reason, None, f"computes with {far.size:g}, beyond {facts.most:g}")
-    if note := _of_lost_digits(facts, op, row):
+    if note := _lost_digits_note(facts, op, row):
         return float32(reasons.CONSTANT_RANGE, None, note)
     made = facts[op.outputs[0]] if op.outputs else NOTHING
     if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
@@ -277,8 +277,8 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
     if far is not None and far.beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
         return _beyond(far.beyond, far)
     if op.kind == "Range":
-        return float32(reasons.WHOLE_NUMBER, None, "its arithmetic decides how many elements it returns")
-    if op.kind == "Einsum" and not contracts(op) and stated_terms(facts.view, op) >= TENSOR_CORE_STEP:
+        return float32(reasons.WHOLE_NUMBER, None, "its arithmetic determines how many elements it returns")
+    if op.kind == "Einsum" and not contracts(op) and terms_of_product(facts.view, op) >= TENSOR_CORE_STEP:
         return float32(reasons.RUNNING_SUM, None, "a sum, written as a product")
     if row.way is Way.PRODUCT and any(f.running for f in read):
         copies = Flow(facts.view, COPIES)
@@ -292,8 +292,8 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
     return None
 
 
-def _of_lost_digits(facts: Facts, op: Op, row: OpRow) -> str:
-    """Return a note if numbers of an op become subnormal or 0 in the low type, otherwise ""."""
+def _lost_digits_note(facts: Facts, op: Op, row: OpRow) -> str:
+    """Return a note if numbers in an op become subnormal or 0 in the low type, otherwise ""."""
     if op.kind == "ReduceProd" and facts.narrow:
         return "a product of many numbers leaves the range"
     if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
@@ -309,7 +309,7 @@ def _of_lost_digits(facts: Facts, op: Op, row: OpRow) -> str:
 
 
 def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
-    """True for weights, a divisor or a single factor with few digits in the low type."""
+    """True for weights, a divisor or a single factor with too few digits in the low type."""
     if value is None or not facts.floats(value) or facts.view.copied(value) is None:
         return False
     fit = facts.view.fit(value, facts.to)

@@ -24,27 +24,27 @@ T = TypeVar("T")
 Values = frozenset[ValueId]
 Pairs = frozenset[Values]
 MAX_NAMED = 64
-"""Most values in a fact, which keeps long sums linear in time."""
+"""Maximum number of values in a fact; it keeps long sums linear in time."""
 
 
 def union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
-    """Return at most `MAX_NAMED` elements of several sets, small sets first: they say more."""
+    """Return at most `MAX_NAMED` elements of several sets, small sets first, since they are more specific."""
     several = sorted(sets, key=len)
     together: frozenset[T] = frozenset().union(*several)
     return together if len(together) <= MAX_NAMED else frozenset(islice(dict.fromkeys(chain(*several)), MAX_NAMED))
 
 
 class Beyond(NamedTuple):
-    """Reason for which a value leaves the range of the type, or drowns in a larger one. `mask`: a mask causes it."""
+    """Reason for a value to leave the range of the type, or vanish next to a larger one. `mask`: a mask causes it."""
 
     note: str
     mask: bool = False
 
 
 class Misfit(NamedTuple):
-    """A value too large, too small or too imprecise for the low type on data: the reason id and a note.
+    """A value too large, too small or too imprecise for the low type on the data: a reason id and a note.
 
-    `inside`: only a number inside the op that makes the value does not fit; its readers may be low.
+    `inside`: only a number inside the op that computes the value does not fit, so its readers may be low.
     """
 
     reason: str
@@ -62,9 +62,10 @@ def _largest_if_all(numbers: Sequence[float | None]) -> float | None:
 
 
 class Fact(NamedTuple):
-    """Facts of a value. When values meet, a field without a join is lost; one with a join passes sums and products.
+    """Facts of a value.
 
-    `needs/arithmetic.py` sets the fields that an operation changes or ends.
+    When an op combines values, fields with a join are joined, and the others are reset. `needs/arithmetic.py` then sets
+    the fields that an operation changes or ends.
     """
 
     # -- size ----------------------------------------------------------------------------------------
@@ -72,18 +73,18 @@ class Fact(NamedTuple):
     high: Annotated[float, max] = INF
     """Bounds of the value."""
     number: float | None = None
-    """The number of a constant with a single one."""
+    """The value of a constant with equal elements."""
     whole: Annotated[float | None, _largest_if_all] = None
-    """The largest magnitude of a whole number; None if it is not known to be whole."""
+    """The largest magnitude, if all elements are known to be whole numbers; otherwise None."""
     grows: Annotated[bool, any] = False
-    """It can outgrow its inputs, such as a product of two values."""
+    """It can outgrow its inputs, as a product of two values can."""
     terms: Annotated[float, max] = 1.0
     """Number of terms of one sign that may be added up in it; less than 1 after a division by such a sum."""
     beyond: Annotated[Beyond | None, _first] = None
     fill: bool = False
-    """A constant with a single number beyond the type, meant to lose comparisons."""
+    """A constant with equal elements beyond the range of the type, meant to lose comparisons."""
     scaled: Annotated[Values, union] = frozenset()
-    """Fed numbers, of any size, that multiply or divide it, except numbers that do both, such as a loss scale."""
+    """Single-element inputs of any magnitude that multiply or divide it, except those that do both, as a loss scale."""
     small: Annotated[bool, any] = False
     """Elements may be far smaller than its inputs."""
     guard: Annotated[float, min] = INF
@@ -105,13 +106,13 @@ class Fact(NamedTuple):
     learned: Annotated[bool, any] = False
     """Part of it is the result of a layer."""
     sources: Annotated[Values, union] = frozenset()
-    """Inputs from which it is computed, without a layer between, with one, or after a transform of them."""
+    """Inputs from which it is computed directly, through one layer, or through a linear transform."""
     part_raw: Annotated[bool, any] = False
-    """Some of its numbers are numbers of inputs."""
+    """Some of its elements are elements of inputs."""
     levels: Annotated[Values, union] = frozenset()
     """Inputs to which a value is added, or from which it is subtracted."""
     placed: Annotated[bool, any] = False
-    """It is such a sum, scaled or not."""
+    """It is a sum or difference of this kind, possibly scaled."""
     nudged: Annotated[bool, any] = False
     """It is computed from an input plus a small step."""
     slope: Annotated[bool, any] = False
@@ -145,17 +146,17 @@ class Fact(NamedTuple):
     states: Annotated[Values, union] = frozenset()
     """States from which it is computed."""
     moved: Annotated[Values, union] = frozenset()
-    """Those of these states to which a value was added, or that a factor near 1 multiplied."""
+    """The states among them to which a value was added, or which a factor near 1 multiplied."""
     steps: Annotated[int, max] = 0
-    """Small steps of a state so far."""
+    """Number of small steps of a state so far."""
     gated: int = 0
-    """Steps of a state so far, if a gate multiplies it."""
+    """Number of steps of a state so far, if a gate multiplies it."""
     small_factor: bool = False
     """It is a small multiple of another value."""
     run: Annotated[int, max] = 0
-    """Consecutive elementwise sums and products."""
+    """Number of consecutive elementwise sums and products."""
     depth: Annotated[int, max] = 0
-    """Layers so far."""
+    """Number of layers so far."""
 
     @property
     def size(self) -> float:
@@ -184,7 +185,7 @@ _JOINS: tuple[tuple[int, Callable[[Any], Any]], ...] = tuple(
 
 
 def joined(facts: Sequence[Fact]) -> Fact:
-    """Return the facts of a value with numbers of several values."""
+    """Join the facts of several values."""
     if len(facts) < 2:
         return facts[0] if facts else NOTHING
     known: list[Any] = list(NOTHING)
@@ -194,17 +195,17 @@ def joined(facts: Sequence[Fact]) -> Fact:
     return Fact._make(known)
 
 
-_READ = 1 << 16
-"""Elements of the largest constant to read; of larger ones only the magnitudes are known."""
+_MAX_READ = 1 << 16
+"""Maximum number of elements of a constant to read; of larger constants only the magnitudes are known."""
 
 
 class Facts(dict[ValueId | None, Fact]):
-    """Facts of values for one low type; those of inputs and constants are found on first access.
+    """Facts of values for one low type; those of inputs and constants are computed on first access.
 
     `most`, `tiny`: the largest and the smallest normal number of the type. `integers`: the largest number below which
-    all whole numbers are exact. `beside`: the largest number that does not drown the result of a layer added to it.
+    all whole numbers are exact. `beside`: the largest number next to which an added layer result does not vanish.
     `reach`: the largest bias of a softmax with a spacing fine enough for the differences of scores. `narrow`: the range
-    is smaller than that of float32. `outside`: the walk only across the edges of bodies.
+    is smaller than that of float32. `outside`: the flow across the edges of bodies only.
     """
 
     def __init__(self, view: View, to: DType) -> None:
@@ -219,7 +220,7 @@ class Facts(dict[ValueId | None, Fact]):
         self._carried = {into for _, into in self.view.carried}
 
     def __missing__(self, value: ValueId | None) -> Fact:
-        fact = self[value] = NOTHING if value is None else self.given(value)
+        fact = self[value] = NOTHING if value is None else self.initial(value)
         return fact
 
     def counts_far(self, value: ValueId | None) -> bool:
@@ -233,11 +234,11 @@ class Facts(dict[ValueId | None, Fact]):
         return self.origins.get(value, value)
 
     def floats(self, value: ValueId | None) -> bool:
-        """True for a tensor, or a sequence of tensors, of a floating type."""
+        """True for a tensor, or a sequence of tensors, of a floating-point type."""
         dtype = self.view.dtype(value)
         return dtype is not None and dtype.floating
 
-    def given(self, value: ValueId) -> Fact:
+    def initial(self, value: ValueId) -> Fact:
         view, dtype = self.view, self.view.dtype(value)
         if view.constant(value) is not None:
             return fact_of_constant(self, value)
@@ -261,7 +262,7 @@ class Facts(dict[ValueId | None, Fact]):
 
 def fact_of_constant(facts: Facts, value: ValueId) -> Fact:
     view = facts.view
-    array = view.array(value, _READ)
+    array = view.array(value, _MAX_READ)
     if array is None:
         return _large_constant(facts, value)
     if array.size == 0 or (array.dtype.kind not in "fiub" and "float" not in array.dtype.name):

@@ -1,4 +1,4 @@
-"""Ops of a model that must stay float32, by the facts of their values and the needs of the readers."""
+"""Ops to keep in float32, from the facts of their values and the needs of their readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amp_rewrite.decide.needs.backward import Backward
 from amp_rewrite.decide.needs.facts import Facts, Misfit
 from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.decide.reasons import Paint, Pin, described, float32
-from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, stated_terms
+from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, terms_of_product
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes, float32_ops
@@ -26,12 +26,12 @@ from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
 
 MAX_TERMS = 128
-"""Total terms of the sums left in float16 in a model: they add at most 3.5e-3 to the error of outputs."""
+"""Maximum total number of terms in a model's float16 sums; they add at most 3.5e-3 to the outputs' error."""
 _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
 class Unneeded(NamedTuple):
-    """Needs of an op's list entry without a reader, and the reason."""
+    """Needs of an op's list entry not shared by any reader, and the reason."""
 
     needs: Collection[Need]
     because: str
@@ -55,8 +55,8 @@ class Needs:
 def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: bool = False) -> Needs:
     """Return the reasons for float32 in a model. O(nodes + uses); reads each float32 constant once.
 
-    `target`: the runtime; it may have needs of its own, and faults of some releases. `rescale`: ops between quantizers
-    may be low, since the quantizers get scales of the low type.
+    `target`: the runtime, which may have needs of its own, and faults in some releases. `rescale`: ops between
+    quantizers may be low, since the quantizers get scales of the low type.
     """
     facts = find_facts(view, to)
     causes = dict(Backward(facts).pinned)
@@ -108,28 +108,28 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
         if left <= MAX_TERMS:
             return
         left -= terms[op]
-        note = f"sums {terms[op]} terms; on this target, the float16 sums of a model may have {MAX_TERMS} in all"
+        note = f"sums {terms[op]} terms; on this target, the float16 sums of a model may have {MAX_TERMS} in total"
         yield op, note
 
 
 def sum_lengths(view: View) -> Mapping[OpId, int]:
     """Return the number of terms per result of float32 products and global pools. O(nodes)."""
-    return {op.id: stated_terms(view, op, UNKNOWN_DIMENSION) for op in float32_ops(view, _SUMMING)}
+    return {op.id: terms_of_product(view, op, UNKNOWN_DIMENSION) for op in float32_ops(view, _SUMMING)}
 
 
 # -- needs without a reader ---------------------------------------------------------------------------
 
-_SMALL_SUM = 8
-_FEW = 1 << 8
-_FEW_OF_MAPS = 1 << 12
-"""Terms of a mean. CUDA kernels accumulate in float32, but round the sum to the low type before they divide it. In
-float16, 256 terms of 255 fit, or 4096 terms of 16: pooled feature maps have values near 1, a residual stream does
-not."""
-_POOLED_FOR = LAYERS - {"ConvTranspose"}
+_MAX_SUM_TERMS = 8
+_MAX_MEAN_TERMS = 1 << 8
+_MAX_POOLED_TERMS = 1 << 12
+"""Maximum number of terms of a mean: of any values, and of pooled feature maps. CUDA kernels accumulate in float32, but
+round the sum to the low type before they divide it. In float16, 256 terms of 255 fit, or 4096 terms of 16: feature maps
+have values near 1, a residual stream does not."""
+_POOL_READERS = LAYERS - {"ConvTranspose"}
 
 
 def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
-    """Yield ops with needs without a reader. O(nodes), plus the copies after squares and means."""
+    """Yield ops with needs not shared by any reader. O(nodes), plus the copies after squares and means."""
     view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
         if op.id in snakes(view):
@@ -143,15 +143,15 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
         if op.kind == "Pow":
             divides = kinds & {*REDUCTIONS, *MAGNIFIES} or any(kind.endswith("Normalization") for kind in kinds)
             if facts[op.inputs[1]].number == 2 and not divides:
-                why = "a square that no sum, mean, root or divisor reads, like that of a Mul"
+                why = "a square that no sum, mean, root or divisor reads"
                 yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
             continue
         terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(axes_of(view, op)) == [-1]
         if terms is None or any(len(pair) == 1 or of_rows for pair in facts[op.inputs[0]].squares):
             continue  # sums of squares, or of products along the last axis, as in gradients of norms
-        if op.kind == "ReduceSum" and terms <= _SMALL_SUM:
-            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_SMALL_SUM} numbers, like that many Adds")
-        most = _FEW_OF_MAPS if kinds and kinds <= _POOLED_FOR else _FEW
+        if op.kind == "ReduceSum" and terms <= _MAX_SUM_TERMS:
+            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_MAX_SUM_TERMS} numbers, as by a few Adds")
+        most = _MAX_POOLED_TERMS if kinds and kinds <= _POOL_READERS else _MAX_MEAN_TERMS
         if op.kind == "ReduceMean" and "Sub" not in kinds and terms <= most:
             yield op.id, Unneeded((Need.RANGE,), "a mean of so few numbers that their sum fits")
     for op in constant_ops(view):
@@ -159,7 +159,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
 
 
 def constant_ops(view: View) -> Iterator[Op]:
-    """Yield the ops computed only from shapes and constants, such as the root of a head size. O(nodes + uses)."""
+    """Yield the ops computed only from shapes and constants, for example the root of a head size. O(nodes + uses)."""
     known: set[ValueId | None] = {None, *view.constants}
     for op in view.ops:
         plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in RANDOM

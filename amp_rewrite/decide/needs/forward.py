@@ -52,7 +52,7 @@ def find_facts(view: View, to: DType) -> Facts:
             if view.copied(value) is not None:
                 fact = fact_of_constant(facts, value)
             elif computes and reads_floats and not facts.floats(value):
-                fact = facts.given(value)._replace(sources=frozenset((value,)), transform=False)
+                fact = facts.initial(value)._replace(sources=frozenset((value,)), transform=False)
             for into in [into for into, out in states if out == slot and into < len(op.inputs)]:
                 if known := facts[op.inputs[into]].states:
                     fact = fact._replace(states=known, moved=known)
@@ -68,7 +68,7 @@ def _made(facts: Facts, op: Op, row: OpRow) -> Fact:
         source = frozenset() if table else frozenset((op.operands[-1],))
         beyond = None if fact.fill else leaves(facts, fact.low, fact.high)
         fact = fact._replace(constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond)
-        if table:  # its extremes are in rare rows; measured ranges say more
+        if table:  # its extremes are in rare rows, so measured ranges are better
             fact = fact._replace(low=-INF, high=INF)
     varying = [v for v in op.operands if facts.floats(v) and not facts[v].constant]
     linear = row.way in _LINEAR and len(varying) == 1 and not row.bends
@@ -174,24 +174,24 @@ def _counted(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 def _function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     kind, fact = op.kind, read[0] if read else NOTHING
-    if kind == "Pow" and fact.constant:  # a number to a power is an exponential
+    if kind == "Pow" and fact.constant:  # a constant to a variable power is an exponential
         kind, row, fact = "Exp", OPS["Exp"], read[-1]._replace(high=INF)
     if row.whole:
         fact = fact._replace(whole=fact.size)
-    kept = _of(fact, row)._replace(bent=fact.learned and "levels" not in row.keeps)
+    kept = _inherited(fact, row)._replace(bent=fact.learned and "levels" not in row.keeps)
     kept = kept._replace(**{name: getattr(fact, name) for name in row.keeps})
     match kind:
         case "Abs":
             squares = frozenset((facts.line(op.operands[0]),)) if fact.transform and fact.products else frozenset()
             return kept._replace(high=fact.size, squares=squares)
         case "Exp":
-            high = math.exp(fact.high) if fact.high < _LARGEST_EXPONENT else INF
-            return kept._replace(high=high, small=not fact.peak, terms=1.0 if high < INF else _OF_EXPONENTIALS)
+            high = math.exp(fact.high) if fact.high < _MAX_EXPONENT else INF
+            return kept._replace(high=high, small=not fact.peak, terms=1.0 if high < INF else _EXPONENTIAL_TERMS)
         case "Pow":
             exponent, whole = facts[op.inputs[1]].number, None
             square = exponent == 2
             if fact.whole is not None and exponent and exponent > 0:
-                whole = fact.whole**exponent if exponent * math.log2(max(fact.whole, 2.0)) < _DOUBLE else INF
+                whole = fact.whole**exponent if exponent * math.log2(max(fact.whole, 2.0)) < _MAX_LOG2 else INF
             return kept._replace(
                 low=0.0 if square else -INF,
                 squares=frozenset((facts.line(op.operands[0]),)) if square else frozenset(),
@@ -213,7 +213,7 @@ def _function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
             return kept
 
 
-def _of(fact: Fact, row: OpRow) -> Fact:
+def _inherited(fact: Fact, row: OpRow) -> Fact:
     return Fact(
         constant=fact.constant,
         learned=fact.learned,
@@ -227,7 +227,7 @@ def _of(fact: Fact, row: OpRow) -> Fact:
 
 def _norm(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     """Return the facts of a norm; in old opsets, a row of a softmax spans all axes from `axis` to the last."""
-    fact = _of(read[0] if read else NOTHING, row)
+    fact = _inherited(read[0] if read else NOTHING, row)
     if op.kind != "Softmax":
         return fact
     shape, last = shape_of(facts.view, op.inputs[0]), int_attribute(op.node, "axis", -1)
@@ -240,7 +240,7 @@ def _norm(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def _unknown(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    """Return the facts of an op without a row; those of a LabelEncoder by its largest number."""
+    """Return the facts of an op without a row; for a LabelEncoder, by its largest number."""
     labels = op.node.attribute if op.kind == "ai.onnx.ml::LabelEncoder" else ()
     stated = [a for a in labels if a.name.startswith(("values_", "default_"))]
     numbers = [a.floats or [a.f] if not a.HasField("t") else to_array(a.t) for a in stated if not a.t.string_data]
@@ -251,11 +251,11 @@ def _unknown(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     return Fact(learned=any(f.learned for f in read), depth=1 + max((f.depth for f in read), default=0))
 
 
-_DOUBLE = 1000
-"""Most doublings of 1 within the range of a float64."""
-_LARGEST_EXPONENT = 700
-_OF_EXPONENTIALS = 2.0**8
-"""Terms of moderate size to count for an exponential in a sum."""
+_MAX_LOG2 = 1000
+"""Maximum binary logarithm of a float64, rounded down."""
+_MAX_EXPONENT = 700
+_EXPONENTIAL_TERMS = 2.0**8
+"""Number of terms of moderate size that an exponential in a sum counts as."""
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
 _WAYS: Mapping[Way, Callable[[Facts, Op, OpRow, list[Fact]], Fact]] = {
     Way.COPY: _copied,

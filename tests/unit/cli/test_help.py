@@ -120,7 +120,7 @@ def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
 @pytest.mark.parametrize("rule", RECORDS, ids=[record.name for record in RECORDS])
 def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRule) -> None:
     text = run("explain", rule.name).stdout
-    assert text.startswith(f"{rule.name}: {rule.promise}\n")
+    assert text.startswith(f"{rule.name}: {rule.summary}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)
     assert all(
         textwrap.indent(rule.model(end, case), "  ") in f"{text}\n" for case in rule.pairs for end in ("hit", "near")
@@ -145,7 +145,7 @@ def test_a_rule_page_has_a_remedy_and_explain_names_the_page() -> None:
     assert "docs/rules" not in str(explained(report_of_b, ["b"]))
     text = run("explain", "overflow").stdout
     assert "  meaning     the ops that compute with it stay float32\n" in text
-    assert "  what to do  --to bfloat16 holds larger values\n" in text
+    assert "  what to do  --to bfloat16 represents larger values\n" in text
     assert "what to do" not in run("explain", "allow_root").stdout
 
 

@@ -260,7 +260,7 @@ def speaks(rule: Reason, report: Report) -> bool:
 
 @named
 def test_a_rule_has_a_summary_and_text_under_each_heading(rule: Reason) -> None:
-    assert rule.promise.endswith(".") and "\n" not in rule.promise
+    assert rule.summary.endswith(".") and "\n" not in rule.summary
     assert tuple(rule.sections) == HEADINGS
     assert all(text[-1] in ".;" for text in rule.sections.values())
 
