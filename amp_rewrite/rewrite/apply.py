@@ -1,4 +1,4 @@
-"""Apply a plan of Casts to a model."""
+"""Application of a plan of Casts to a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amp_rewrite.rewrite.builder import declared, new_cast, new_constant, new_no
 
 
 def apply(view: View, plan: Plan) -> Model:
-    """Return a new model with the plan applied; the view's own model is not changed.
+    """Return a copy of the view's model with the plan applied.
 
     The graph is walked once. Everything else is preserved: node order, names, value_info, metadata, training_info,
     functions, sparse initializers, quantization annotations.
@@ -42,7 +42,7 @@ def apply(view: View, plan: Plan) -> Model:
 
 
 def import_standard(proto: ModelProto) -> None:
-    """Import an ai.onnx opset for the Casts if the model imports none, e.g. because its ops are from ai.onnx.ml."""
+    """Import an ai.onnx opset for the Casts if the model imports none, e.g. if all its ops are from ai.onnx.ml."""
     if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
@@ -115,7 +115,7 @@ class _Writer:
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _separated(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield a Transpose between two Reshapes: one appends a dimension of 1, the other removes it.
+        """Yield a Transpose between two Reshapes: the first appends a dimension of 1, and the second removes it.
 
         The Reshapes do not move data. Runtimes keep them, but would remove a Reshape to the same shape.
         """
@@ -203,7 +203,7 @@ class _Writer:
     def _value_infos(
         self, graph: GraphProto, scope: Scope, values: Sequence[Value], types: dict[str, TypeProto]
     ) -> None:
-        """Declare the planned types, and each new value wherever its source was declared.
+        """Declare the planned types, and declare each new value if its source was declared.
 
         A captured value may be declared in the body that reads it.
         """
@@ -229,7 +229,7 @@ class _Writer:
             if value.name in types:
                 infos.extend(self._new_infos(value, types))
             elif value.id in self.unknown_results and (dtype := self.view.tensor_dtype(value.id)) is not None:
-                # The type was inferred from the readers, which may now read a Cast.
+                # The type was inferred from the readers of the value, which may now read a Cast.
                 infos.append(declared(value.name, dtype, None))
         refill(graph, "value_info", infos)
 
@@ -244,7 +244,7 @@ class _Writer:
         source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            renamed = self.plan.retype.get(value.id) or self.view.dtype(value.id)  # a baked copy has the old name
+            renamed = self.plan.retype.get(value.id) or self.view.dtype(value.id)  # a baked copy gets the old name
             fresh.append((self.plan.rename[value.id], renamed or DType.FLOAT))
         bake = self.bakes.get(value.id)
         if bake is not None and bake.keeps_original:

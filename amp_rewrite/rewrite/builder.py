@@ -31,7 +31,7 @@ def set_attribute(node: NodeProto, name: str, value: Any = None) -> None:
 
 
 def new_cast(source: str, result: str, to: DType, *, name: str = "", opset: int = FIRST_CAST_BY_CODE) -> NodeProto:
-    """Return a Cast, ten times faster than make_node does: a large model may need as many Casts as it has nodes."""
+    """Return a Cast, ten times faster than make_node: a large model may need as many Casts as it has nodes."""
     cast: NodeProto = NodeProto.FromString(_nameless_cast(to, opset < FIRST_CAST_BY_CODE))
     if name:
         cast.name = name
@@ -63,8 +63,8 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 class NewNodes:
     """Nodes before and after a replaced op, and their constants.
 
-    Equal nodes and constants get the same name in all replacements of a view, and are written once; different ones
-    with the same stem get different names. `typed`: the names of nodes before the op end with their op type.
+    Equal nodes and constants get the same name in all replacements of a view, and are written once. Different ones with
+    the same stem get different names. `typed`: the names of nodes before the op end with their op type.
     """
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:
@@ -74,7 +74,7 @@ class NewNodes:
         self.weights: list[TensorProto] = []
 
     def name(self, stem: str) -> str:
-        """Return a new name; calls for the same op and stem return the same one."""
+        """Return a new name; calls for the same op and stem return the same name."""
         return self._named(stem, self._op.id)
 
     def constant(self, stem: str, values: Array) -> str:

@@ -1,4 +1,4 @@
-"""Checks of a converted model before it is returned."""
+"""Final checks of a converted model."""
 
 from __future__ import annotations
 
@@ -60,18 +60,21 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
 
 
 def misdeclared_output(view: View) -> str | None:
-    """Describe an output declared with the wrong type; onnx trusts the declaration after unknown ops."""
+    """Describe an output declared with the wrong type; None if there is none.
+
+    onnx trusts the declaration after unknown ops.
+    """
     for formal, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
         types = {type_of_proto(formal.type), view.types[value]}
         if None not in types and len(types) > 1:
             name = repr(formal.name)
-            return f"the model is invalid: output {name} is declared with the wrong type; export it again"
+            return f"the model is invalid: output {name} is declared with the wrong type; export the model again"
     return None
 
 
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
-        return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer a Cast at opset {opset}"),)
+        return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the type of a Cast at opset {opset}"),)
     cause, _ = examine(source)
     if cause is None:
         raise ConversionError(
@@ -79,11 +82,11 @@ def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
         raise ModelError(f"the model is invalid: {one_line(cause)}")
-    return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer those of the source: {one_line(cause)}"),)
+    return (Finding("unchecked", "shapes", f"not checked: shape inference fails on the source: {one_line(cause)}"),)
 
 
 _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError
-# ValueError: std::invalid_argument in onnx, as for the element type 0, and text that is not UTF-8.
+# ValueError: std::invalid_argument in onnx, for example for element type 0, and text that is not UTF-8.
 
 
 def check_source(source: Model) -> None:
@@ -96,7 +99,7 @@ def check_source(source: Model) -> None:
 def examine(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     """Run the checker and strict shape inference; return the first fault, or the inferred model.
 
-    Operators of ai.onnx that onnx does not accept are moved to another domain, which onnx does not check.
+    ai.onnx operators that onnx does not accept are moved to another domain, which onnx does not check.
     """
     skeleton = model.skeleton()
     outcome = fault, _ = _run_checks(skeleton)
@@ -118,7 +121,7 @@ def _run_checks(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, Model
 
 
 def _dense(skeleton: ModelProto) -> ModelProto:
-    """Return the model with inputs in place of sparse initializers; onnx would infer sparse tensors from these."""
+    """Return the model with inputs in place of sparse initializers, which onnx would infer as sparse tensors."""
     dense = clone(skeleton)
     for sparse in skeleton.graph.sparse_initializer:
         values = sparse.values
@@ -142,9 +145,9 @@ _UNCHECKED_DOMAIN = "com.microsoft.default"
 
 _Planned = Mapping[ScopeId, Mapping[str, DType]]
 _Types = Mapping[ScopeId, Mapping[str, DType | None]]
-"""Types of values by scope, then name. The converted model has the scopes of its source, in the same order.
+"""Types of values by scope, then name. The converted model has the same scopes as its source, in the same order.
 
-None: the type was known only from the readers, which now read Casts.
+None: the type was known only from the readers of the value, which now read Casts.
 """
 
 
@@ -162,9 +165,9 @@ def _planned(view: View, plan: Plan) -> _Planned:
 
 
 def _inferred_types(view: View, inferred: ModelProto) -> _Types:
-    """Return the types inferred by onnx; an empty mapping if it may have copied a declaration instead.
+    """Return the types inferred by onnx; an empty mapping if onnx may have copied a declaration instead.
 
-    This takes a fifth of the time of a second view, and is independent of our own inference.
+    This takes a fifth of the time needed for a second view, and is independent of our own inference.
     """
     if inferred.functions or not all(_has_inference(schema) for schema in {op.signature for op in view.ops}):
         return {}
@@ -174,7 +177,7 @@ def _inferred_types(view: View, inferred: ModelProto) -> _Types:
         stored = ((tensor.name, DType.of(tensor.data_type)) for tensor in tensors)
         infos = ((v.name, type_of_proto(v.type)) for v in chain(graph.input, graph.value_info, graph.output))
         declared = ((name, info.dtype if info is not None else None) for name, info in infos)
-        last = dict(chain(stored, declared))  # the last entry counts, even if it says that the type is unknown
+        last = dict(chain(stored, declared))  # the last entry counts, even if its type is unknown
         types[ScopeId(number)] = {name: dtype for name, dtype in last.items() if dtype is not None}
     return types
 
@@ -192,6 +195,6 @@ def _compare(planned: _Planned, types: _Types) -> None:
             actual = types.get(scope, {}).get(name)
             if actual is not expected and (actual is not None or name not in types.get(scope, {})):
                 raise ConversionError(
-                    f"value {name!r} is {actual.spelling if actual else 'unknown'} after the conversion, not "
+                    f"the type of {name!r} is {actual.spelling if actual else 'unknown'} after the conversion, not "
                     f"{expected.spelling} as planned; nothing was written; please report this"
                 )

@@ -1,4 +1,4 @@
-"""Values computed from constants: their numbers, and a pass to fold them."""
+"""Evaluation of values computed from constants, and a pass to fold them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import CONSTANT, Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
-"""Moves traced by attention recognition."""
+"""The moves that the recognition of attention traces."""
 _EVALUATED = frozenset(
     (CARRIERS.keys() | BROADCASTS | SAME_SHAPE | ELEMENTLESS | {"ConstantOfShape", "EyeLike", "OneHot", "Range"})
     - UNREPEATABLE
     - SCATTERS
 )
-"""Ops with a low cost per element; onnx's reference runs windows, cells and scatters in Python loops."""
+"""Ops with a low cost per element; onnx's reference evaluator runs windows, cells and scatters in Python loops."""
 _MAX_OPS = 64
-_MAX_ELEMENTS = 1 << 24  # of a constant to read
-_MAX_FLAGS = 1 << 28  # of a constant mask, cut to one batch if all batches are equal
+_MAX_ELEMENTS = 1 << 24  # in a constant to read
+_MAX_MASK_ELEMENTS = 1 << 28  # in a constant mask, which is cut to one batch if all batches are equal
 
 
 def moves_before(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
@@ -46,7 +46,7 @@ def moves_before(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
 
 
 def permutation(op: Op) -> tuple[int, ...]:
-    """Return the `perm` attribute of a Transpose; () without one, and for other ops."""
+    """Return the `perm` attribute of a Transpose; () if it is missing, and for other ops."""
     return ints_attribute(op.node, "perm") if op.kind == "Transpose" else ()
 
 
@@ -86,14 +86,14 @@ def _evaluated(view: View, value: ValueId) -> Array | None:
 
 
 def _size_limit(view: View, value: ValueId) -> int:
-    return _MAX_FLAGS if view.dtype(value) is DType.BOOL else _MAX_ELEMENTS
+    return _MAX_MASK_ELEMENTS if view.dtype(value) is DType.BOOL else _MAX_ELEMENTS
 
 
 # -- folding ---------------------------------------------------------------------------------------
 
 
-LARGEST = 1 << 12
-"""Largest number of elements of a folded result and of each operand."""
+MAX_FOLDED = 1 << 12
+"""Maximum number of elements of a folded result, and of each operand."""
 
 _CORRECTLY_ROUNDED = frozenset(("Abs", "Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"))
 """Arithmetic with the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
@@ -102,10 +102,10 @@ _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
 def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each float32 value computed from constants, unless only other replaced values read it.
+    """Replace each float32 value computed from constants, unless only other replaced values read it. O(nodes).
 
     Only operations with the same bits on every machine are folded: copies, conversions and correctly rounded
-    arithmetic. Large values are weights, which stay in their files. Ops with other readers stay. O(nodes).
+    arithmetic. Large values are weights, which remain in their files. Ops with other readers are preserved.
     """
     folded = _folded_values(view)
     for op in view.ops:
@@ -124,7 +124,7 @@ _ARITHMETIC = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
 def _worth_folding(view: View, op: Op, folded: Mapping[ValueId, Array]) -> bool:
-    """True if folding saves arithmetic; a merely reshaped weight would be stored twice."""
+    """True if folding saves arithmetic; a weight that is only reshaped would be stored twice."""
 
     def before(op_id: OpId) -> Iterator[OpId]:
         read = (v for v in view.ops[op_id].operands if v in folded and view.dtype(v) is DType.FLOAT)
@@ -151,16 +151,16 @@ def _folded_values(view: View) -> Mapping[ValueId, Array]:
         if any(value not in folded and value not in view.constants for value in values):
             continue
         if dtype is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
-            continue  # such as a Cast to integers, whose saturation depends on the machine
-        arrays = (folded[v] if v in folded else view.array(v, LARGEST) for v in values if view.dtype(v) in _TYPES)
+            continue  # for example a Cast to integers, whose saturation depends on the machine
+        arrays = (folded[v] if v in folded else view.array(v, MAX_FOLDED) for v in values if view.dtype(v) in _TYPES)
         operands = [array for array in arrays if array is not None]
         if len(operands) < len(values):
             continue
         feed = dict(zip(filter(None, op.node.input), operands, strict=True))
-        results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
-        if isinstance(results, str) or results[0].dtype != dtype.numpy or results[0].size > LARGEST:
+        results = run([op.node], op.node.output[0], [feed], view.opsets, MAX_FOLDED)
+        if isinstance(results, str) or results[0].dtype != dtype.numpy or results[0].size > MAX_FOLDED:
             continue
-        # NaNs have several encodings, and a division by zero is left to the runtime.
+        # NaNs have several encodings, and divisions by zero are left to the runtime.
         if dtype is not DType.FLOAT or bool(np.isfinite(results[0]).all()):
             folded[result] = results[0]
     return folded

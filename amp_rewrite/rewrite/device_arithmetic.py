@@ -1,4 +1,4 @@
-"""Float16 ops expanded into the steps of onnxruntime's CUDA kernels, with rounding in between."""
+"""Expansion of float16 ops into the steps of onnxruntime's CUDA kernels, with rounding in between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WARP, _THREADS, _BLOCKS, _LOADS = 32, 512, 512, 4
 
 
 def conv(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """Conv with a bias: the sum is rounded before the bias is added."""
+    """Expand a Conv with a bias: the sum is rounded before the bias is added."""
     weight = site.shape(1)
     if not site.input(2) or weight is None:
         return None
@@ -34,9 +34,10 @@ def conv(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 
 def instance_norm(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """InstanceNormalization of several samples: statistics in float32, then each step rounded.
+    """Expand an InstanceNormalization of several samples: statistics in float32, then each step rounded.
 
-    For a single sample, onnxruntime runs its batch norm kernel, in float32. An unknown number is tested at run time.
+    For a single sample, onnxruntime runs its batch norm kernel, in float32. If the number of samples is unknown, it is
+    tested at run time.
     """
     shape = site.shape(0)
     if shape is None or len(shape) < 3 or shape[0] == 1:
@@ -57,7 +58,7 @@ def instance_norm(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 
 def cum_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """CumSum in forward order. In reverse, the kernel starts a new sum for each result, so it stays in float32."""
+    """Expand a CumSum in forward order. In reverse, the kernel starts a new float32 sum for each result."""
     shape, axis = site.shape(0), number(site.view, site.op.inputs[1])
     if shape is None or axis is None or int_attribute(site.node, "reverse", 0):
         return None
@@ -75,7 +76,7 @@ def cum_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 
 def log_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """ReduceLogSum: the sum is rounded."""
+    """Expand a ReduceLogSum: the sum is rounded."""
     axes = _reduced_axes(site)
     if not axes:
         return None
@@ -83,7 +84,7 @@ def log_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 
 def log_sum_exp(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """ReduceLogSumExp: the maximum is subtracted first and added last, each step rounded."""
+    """Expand a ReduceLogSumExp: the maximum is subtracted first and added last, with each step rounded."""
     axes, x = _reduced_axes(site), site.input(0)
     if not axes:
         return None
@@ -93,7 +94,7 @@ def log_sum_exp(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 
 def _reduced_axes(site: EmulatedOp) -> list[int]:
-    """Return the axes of a reduction; an empty list if they are unknown or none is reduced."""
+    """Return the axes of a reduction; an empty list if they are unknown or if there are none."""
     shape, axes = site.shape(0), axes_of(site.view, site.op)
     if shape is None or (not axes and (site.input(1) or int_attribute(site.node, "noop_with_empty_axes", 0))):
         return []
@@ -105,10 +106,12 @@ def _keepdims(site: EmulatedOp) -> bool:
 
 
 def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """ReduceSum and ReduceMean over leading or trailing axes: a rounded sum, divided by a rounded count for a mean.
+    """Expand a ReduceSum or ReduceMean over leading or trailing axes.
+
+    The sum is rounded; for a mean, it is divided by a rounded count.
 
     Over leading axes, the sums of blocks of rows are added in the low type. The device adds them in the order in which
-    blocks finish; this recipe adds the last block first. Over other axes, a library sums in float32.
+    the blocks finish; this recipe adds the last block first. Over other axes, a library sums in float32.
     """
     shape, axes = site.shape(0), _reduced_axes(site)
     if shape is None or not axes:
@@ -154,7 +157,7 @@ def _power_above(number: int) -> int:
 
 
 def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int, height: int) -> str:
-    """Append a sum over leading axes: rows go to blocks in turn; the blocks' float32 sums are added in the low type."""
+    """Append a sum over leading axes: float32 sums of interleaved blocks of rows, added in the low type."""
     transposed = b.op("Transpose", b.reshaped(site.input(0), [rows, -1]), perm=[1, 0])
     parts = b.reshaped(b.zero_padded(transposed, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
@@ -171,7 +174,7 @@ def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int,
 
 
 def softplus(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
-    """Softplus: log(1 + exp x), without overflow for either sign of x."""
+    """Expand a Softplus: log(1 + exp x), without overflow for either sign of x."""
     x, one = site.input(0), b.number(1.0)
     below = b.low("Log", b.low("Add", one, b.low("Exp", x)))
     above = b.low("Add", x, b.low("Log", b.low("Add", one, b.low("Exp", b.op("Neg", x)))))
@@ -179,23 +182,23 @@ def softplus(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
 
 
 def hard_swish(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
-    """HardSwish: x times (x / 6 + 0.5) clipped to [0, 1], with a division for the slope."""
+    """Expand a HardSwish: x times (x / 6 + 0.5) clipped to [0, 1], with a division for the slope."""
     x, one, zero = site.input(0), b.number(1.0), b.number(0.0)
     line = b.low("Add", b.low("Div", x, b.number(6.0)), b.number(0.5))
     return [b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))]
 
 
 def elu(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
-    """Elu: alpha (exp x − 1) below zero."""
+    """Expand an Elu: alpha (exp x − 1) below zero."""
     x, alpha = site.input(0), b.number(float_attribute(site.node, "alpha", 1.0))
     below = b.low("Mul", alpha, b.low("Sub", b.low("Exp", x), b.number(1.0)))
     return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
 
 
-# -- recurrent cells as in cuDNN: products are rounded after every 16 terms, and so is each step -------------
+# -- recurrent cells as in cuDNN: each step is rounded, and products are rounded after every 16 terms --------
 
 _TERMS = 16
-"""Terms summed by a tensor core before it rounds."""
+"""Number of terms that a tensor core sums before it rounds."""
 _LENGTHS, _INITIAL_STATES, _PEEPHOLES = 4, 5, 7
 _NEUTRAL: Mapping[str, object] = {
     "clip": 0.0,
@@ -204,14 +207,14 @@ _NEUTRAL: Mapping[str, object] = {
     "activation_alpha": [],
     "activation_beta": [],
 }
-"""Unsupported attributes, with their neutral values."""
+"""Unsupported attributes, with the values that have no effect."""
 
 
 Formula = Callable[[RoundingBuilder, Sequence[Sequence[str]], Sequence[str]], list[str]]
-"""Appends a step of a cell and returns its next states, the output first.
+"""A function that appends a step of a cell and returns the next states, the output first.
 
-Its arguments are the builder, the terms of each gate and the states. The terms are the products with the input and with
-the state, and a bias for each.
+Its arguments are the builder, the terms of each gate, and the states. The terms are the products with the input and
+with the state, and a bias for each product.
 """
 
 
@@ -244,7 +247,7 @@ def _lstm(b: RoundingBuilder, gates: Sequence[Sequence[str]], states: Sequence[s
 
 
 def _gru(b: RoundingBuilder, gates: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:
-    """Append a step with gates in the order z, r, h, and the reset after the product."""
+    """Append a step, with gates in the order z, r, h, and the reset after the product."""
     z, r = (_sigmoid(b, b.total(*gate)) for gate in gates[:2])
     outer, inner, outer_bias, inner_bias = gates[2]
     inner, outer = b.total(inner, inner_bias), b.total(outer, outer_bias)
@@ -260,7 +263,7 @@ _CELLS = {
 
 
 def recurrent_layer(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """LSTM, RNN, and GRU with the reset after the product; only default activations, and no lengths."""
+    """Expand an LSTM, RNN, or GRU with the reset after the product; with default activations and without lengths."""
     weights, recurrence, cell = site.static(1), site.static(2), _CELLS[site.op.op_type]
     unsupported_inputs = any(site.input(slot) for slot in (_LENGTHS, _PEEPHOLES))
     attributes = site.attributes()
@@ -327,7 +330,7 @@ def _product(b: RoundingBuilder, rows: str, length: int, blocks: str, size: int)
 
 
 def split_gelu(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
-    """BiasSplitGelu: the sum and the product of its halves are rounded."""
+    """Expand a BiasSplitGelu: the sum and the product of its halves are rounded."""
     width = (site.static(1) or (0,))[0]
     if not width:
         return None
@@ -339,7 +342,7 @@ def split_gelu(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 
 def group_norm(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
-    """GroupNorm and SkipGroupNorm: sums are rounded; statistics are float32, with var x = mean x² − (mean x)²."""
+    """Expand a GroupNorm or SkipGroupNorm, with rounded sums and float32 statistics: var x = mean x² − (mean x)²."""
     attributes = site.attributes()
     x, gamma, beta, skip, bias = (site.input(slot) for slot in range(5))
     if skip and len(site.shape(3) or ()) == 2:
@@ -377,7 +380,7 @@ CUDA: Mapping[str, Recipe] = {
     "ReduceLogSumExp": log_sum_exp,
     "Softplus": softplus,
 }
-"""Recipes by kind of op, modeled on the kernels of onnxruntime's CUDA provider 1.31.1; other kernels use float32."""
+"""Recipes by kind of op, modeled on the kernels of onnxruntime 1.31.1's CUDA provider; other kernels use float32."""
 
 
 def expanded(
@@ -385,7 +388,7 @@ def expanded(
 ) -> tuple[list[NodeProto], list[str]] | None:
     """Expand an op; return the nodes and the names of its results, or None if its kernel computes in float32.
 
-    `node` is the op with the inputs of the twin. The names of the new nodes are added to `taken`.
+    `node` is the op with the twin's inputs. The names of the new nodes are added to `taken`.
     """
     builder = RoundingBuilder(taken, opset=view.opset, region=op.name)
     builder.low_type = low_type

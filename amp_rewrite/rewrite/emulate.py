@@ -1,8 +1,8 @@
-"""The float32 twin of a mixed model, to round results on machines with unrounded half-precision kernels.
+"""Float32 twins of mixed models, to round results on machines with unrounded half-precision kernels.
 
 Every float16 or bfloat16 tensor becomes a float32 tensor with values of the low type: weights are rounded and widened,
 and the result of a low op is cast to the low type and back. The widened twin does not round anything.
-docs/concepts/emulation.md describes the scope of this model.
+docs/concepts/emulation.md describes the limits of this method.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT_TYPES = {
     "same": frozenset({DType.FLOAT16, DType.BFLOAT16}),
     "float32": frozenset[DType](),
 }
-# onnxruntime's norms of a sum, and the slot of the sum's bias; the norm itself computes in float32.
+# onnxruntime's norms of a sum, and the slot of the sum's bias. The norm itself computes in float32.
 _SUMMED_INPUTS = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
 
@@ -50,7 +50,7 @@ def emulate(
 
     Inputs that become float32 are rounded first. Sequences and optionals always become float32, and their elements are
     assumed to have values of the low type. Local functions are inlined, and training_info is dropped. Names, order and
-    shapes of inputs and outputs stay the same.
+    shapes of inputs and outputs are preserved.
 
     Without `rounding` this returns the *widened* twin, which computes as if the low types of the model were float32.
     Its weights keep their stored values, inputs are not rounded, and Casts between float32 and low types become
@@ -62,14 +62,13 @@ def emulate(
     whose rank or kernel is unknown computes in float32. Devices that accumulate in float16, such as WebGPU, have larger
     errors.
 
-    Ops that no float32 kernel can replace (those of unknown domains, BitCast, ops whose schema lacks float32) keep
-    their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights stay in their files, except
-    those with a pending cast, which are read.
+    Ops that no float32 kernel can replace (ops of unknown domains, BitCast, ops whose schema does not allow float32)
+    keep their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights remain in their files,
+    except weights with a pending cast, which are read.
 
     Args:
         model: the model, in any form that `Model.load` takes; it is not changed.
-        io: the inputs and outputs that keep their low type: "numpy" (those in float16), "same" (all) or "float32"
-            (none).
+        io: the inputs and outputs that keep their low type: "numpy" (only float16), "same" (all) or "float32" (none).
         rounding: False returns the widened twin.
         folder: the folder of a ModelProto's external data.
 
@@ -77,7 +76,7 @@ def emulate(
         The float32 twin.
 
     Raises:
-        PolicyError: `io` has another value.
+        PolicyError: `io` is not one of these values.
         ModelError: the model is invalid.
 
     Example:
@@ -106,7 +105,7 @@ def _twin(
     types: frozenset[DType] = frozenset(LOW_TYPES),
 ) -> Model:
     check_imports(source.proto)
-    # Inlined, because the calls of a local function may differ in their types.
+    # Inlined, because calls to a local function may differ in their types.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
@@ -116,10 +115,10 @@ def _twin(
 
 
 class _Twin:
-    """Rewrites a copy of the model in one walk; `types`, called low here, become float32.
+    """Rewriter of a copy of the model in one walk; `types`, called low here, become float32.
 
-    `low_edges`: inputs and outputs that keep their low type. `names`: the names of float32 twins that differ from those
-    of their values.
+    `low_edges`: inputs and outputs that keep their low type. `names`: the names of float32 twins that differ from the
+    names of their values.
     """
 
     def __init__(
@@ -233,7 +232,7 @@ class _Twin:
             yield from self._widened(op, node)
 
     def _sum_first(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the sum before a norm, rounded after each addition as in the norm's kernels.
+        """Yield the sum that precedes a norm, rounded after each addition as in the norm's kernels.
 
         The node then adds two halves of the sum, which is exact.
         """
@@ -259,7 +258,7 @@ class _Twin:
         yield from casts
 
     def _cast_op(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the twin of a Cast: one to a low type rounds, one from a low type reads rounded values."""
+        """Yield the twin of a Cast: a Cast to a low type rounds, and a Cast from a low type reads rounded values."""
         before, after = op.inputs[0], op.outputs[0]
         assert before is not None and after is not None
         source_type, target_type = self.view.dtype(before), self.view.dtype(after)

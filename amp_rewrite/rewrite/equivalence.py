@@ -1,8 +1,8 @@
-"""Proof that a fused node computes the same as the ops it replaces: onnx's reference runs both on random inputs.
+"""Verification of fusions: onnx's reference evaluator runs a fused node and the ops it replaces on random inputs.
 
-Both run in float64 with the model's own constants, so they can differ only if the mathematics differs, or by a
-constant of the node that was rounded to float32. Differences are measured in unit roundoffs of float32. onnxruntime's
-own operators run by their formulas (`reference`).
+Both run in float64 with the model's own constants, so they can differ only in their mathematics, or if a constant of
+the node was rounded to float32. Differences are measured in unit roundoffs of float32. onnxruntime's own operators run
+by their formulas (`reference`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from amp_rewrite.rewrite.replacement import Replacement
 UNIT = 2.0**-24
 """The unit roundoff of float32 (IEEE 754-2019, table 3.5: 24 digits, to nearest)."""
 ROUNDINGS = 4
-"""The most constants rounded to float32 in one formula: √2, √(2/π), 0.044715 and one factor. An error of UNIT in one of
-them changes the result by at most UNIT of its magnitude."""
+"""Maximum number of constants rounded to float32 in one formula: √2, √(2/π), 0.044715 and one factor. An error of UNIT
+in one of them changes the result by at most UNIT of its magnitude."""
 SPREADS = (1.0, 1e-3, 30.0)
-"""Standard deviations of random inputs: typical, small enough for an epsilon to dominate, and large."""
+"""Standard deviations of random inputs: typical, so small that an epsilon dominates, and large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Feeds of the ops and of their replacement, and the magnitude of the result, by default its maximum."""
+    """Feeds for the ops and for their replacement, and the magnitude of the result, by default its maximum."""
 
     before: Arrays
     after: Arrays
@@ -46,7 +46,7 @@ class Trial:
 
 
 def random_trials(view: View, shapes: Mapping[ValueId, tuple[int, ...]]) -> list[Trial]:
-    """Return trials with random inputs of these shapes for ops and nodes; none if a rank is too high for numpy."""
+    """Return trials with random inputs of these shapes; an empty list if a rank is too high for numpy."""
     if any(len(shape) > MAX_AXES for shape in shapes.values()):
         return []
     rng = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def disagreement(
 ) -> str | None:
     """Return how the nodes of a fusion differ from its ops; None if they agree on all results with other readers.
 
-    Constants that are not in a feed come from the model. `opsets` are those of the nodes, by default the model's.
+    Constants that are not in a feed come from the model. `opsets` are the opsets of the nodes, by default the model's.
     """
     feed = trials[0].after if trials else {}
     weights = {weight.name: as_float64(to_array(weight)) for weight in fusion.weights if weight.name not in feed}
@@ -84,11 +84,11 @@ def difference(
 ) -> str | None:
     """Return how nodes differ from ops in any trial; None if they agree.
 
-    `results` maps the results of the ops to those of the nodes. `layout` brings a result of the ops into the layout of
-    the nodes' result.
+    `results` maps the results of the ops to the results of the nodes. `layout` converts a result of the ops to the
+    layout of the nodes' result.
     """
     if not trials:
-        return "it cannot be tried: it has too many axes, or attributes that do not match its operands"
+        return "it cannot be tried, because it has too many axes, or attributes that do not match its operands"
     read_values = {view.value_name(v): v for op in sorted(ops) for v in view.ops[op].operands}
     constants = {
         name: as_float64(array)
@@ -99,7 +99,7 @@ def difference(
     before = [{**constants, **trial.before} for trial in trials]
     feeds = [{**constants, **trial.before, **trial.after} for trial in trials]
     after = [{name: array for name, array in feed.items() if name in read_names} for feed in feeds]
-    plain, versions = plain_nodes(view, ops), opsets or view.opsets
+    plain, versions = float64_nodes(view, ops), opsets or view.opsets
 
     def compare() -> str | None:
         for old, new in results.items():
@@ -113,9 +113,9 @@ def difference(
 
     settings = sorted(view.opsets.items()), sorted(versions.items()), [trial.magnitude for trial in trials], len(plain)
     key = _digest([*plain, *nodes], [*before, *after], results, settings)
-    reason = None if key in _PROVEN else compare()
+    reason = None if key in _VERIFIED else compare()
     if reason is None and key is not None:
-        _PROVEN.add(key)
+        _VERIFIED.add(key)
     return reason
 
 
@@ -136,14 +136,14 @@ def mismatch(
     return None
 
 
-_PROVEN: set[bytes] = set()
-"""Digests of successful proofs: layers differing only in the names of their values are proven once."""
+_VERIFIED: set[bytes] = set()
+"""Digests of successful comparisons, so that layers with equal ops but other names are compared once."""
 
 
 def _digest(
     nodes: Iterable[NodeProto], feeds: Iterable[Arrays], results: Mapping[str, str], settings: object
 ) -> bytes | None:
-    """Return a digest of nodes and feeds, with numbers in place of names; None for nodes with bodies."""
+    """Return a digest of nodes and feeds, with numbers in place of names; None if a node has bodies."""
     places: dict[str, int] = {"": 0}
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for node in nodes:
@@ -165,15 +165,15 @@ def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
 
 
 _MAX_WIDE_AXES = 4
-"""Most leading axes of size 2, so that arrays do not grow with the rank."""
+"""Maximum number of leading axes of size 2, so that arrays do not grow with the rank."""
 
 
-def plain_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:
+def float64_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:
     """Return the nodes of ops, changed to run in float64."""
-    return [_plain(view, view.ops[op]) for op in sorted(ops) if view.ops[op].kind != "Constant"]
+    return [_float64_node(view, view.ops[op]) for op in sorted(ops) if view.ops[op].kind != "Constant"]
 
 
-def _plain(view: View, op: Op) -> NodeProto:
+def _float64_node(view: View, op: Op) -> NodeProto:
     node = clone(op.node)
     if op.kind == "Cast" and casts_floats(view, op):
         node.op_type = "Identity"

@@ -1,4 +1,4 @@
-"""Builder of node lists: write equal nodes once, each in the form for the opset."""
+"""Builder of node lists, with equal nodes written once, each in the opset's form."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_RED
 
 
 class NodeBuilder:
-    """Appends nodes with fresh names.
+    """A builder that appends nodes with fresh names.
 
     Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes become one
-    node: asking for it again returns the same name, so formulas can repeat their terms. `opset` is the version of
+    node: appending the op again returns the same name, so formulas can repeat their terms. `opset` is the version of
     ai.onnx; ops whose form depends on it have their own methods. Code that appends to `nodes` directly gets names from
     `fresh`.
     """
 
     error: type[AmpRewriteError] = ModelError
-    """The exception for a form missing from the opset."""
+    """The exception to raise for a form missing from the opset."""
 
     def __init__(self, taken: set[str], *, opset: int, region: str) -> None:
         self.opset = opset
@@ -44,7 +44,7 @@ class NodeBuilder:
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Name the nodes appended inside `with` after another region, such as "update/Mul_3"."""
+        """Name the nodes appended inside the `with` block after another region, for example "update/Mul_3"."""
         before, self._region = self._region, name
         try:
             yield
@@ -64,7 +64,7 @@ class NodeBuilder:
         return self._dtypes.get(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output; return the name of the output. Attributes of None are left out."""
+        """Append a node with one output; return the name of the output. Attributes that are None are omitted."""
         return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
 
     def ops(self, op_type: str, *inputs: str, results: int, domain: str = "", **attributes: Any) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class NodeBuilder:
         if key in self._known:
             return self._known[key]
         node.name = self._numbered(node.op_type)
-        # A single output gets the name of its node: names of nodes and values do not collide in ONNX.
+        # A single output gets the name of its node: in ONNX, names of nodes and of values do not collide.
         outputs = [node.name] if results == 1 else [self.fresh(f"{node.name}_{i}") for i in range(results)]
         node.output.extend(outputs)
         self.nodes.append(node)
@@ -125,7 +125,7 @@ class NodeBuilder:
         """Raise `error` if the model's opset is too low for a form; `form` describes it in the message."""
         if self.opset < opset:
             raise self.error(
-                f"{form} needs ai.onnx opset {opset}, but the model imports {self.opset}; raise it with"
+                f"{form} needs ai.onnx opset {opset}, but the model imports {self.opset}; convert the model with"
                 " onnx.version_converter, or export the model again"
             )
 
@@ -143,7 +143,7 @@ class NodeBuilder:
         return self._listing(op_type, x, "axes", axes, first, results=1, **attributes)[0]
 
     def reshape(self, x: str, shape: Sequence[int] | str) -> str:
-        """Reshape to these dims, or to computed ones. From opset 14 on, a 0 is a dim of size 0."""
+        """Reshape to these dims, or to computed dims. From opset 14 on, a 0 is a dim of size 0."""
         if isinstance(shape, str):
             return self.op("Reshape", x, shape, allowzero=1 if self.opset >= FIRST_ALLOWZERO else None)
         zeros = 0 in shape
@@ -159,13 +159,13 @@ class NodeBuilder:
         return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
 
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
-        """Split into parts of these sizes, or of computed ones; return the names of the parts."""
+        """Split into parts of these sizes, or of computed sizes; return the names of the parts."""
         return self._listing("Split", x, "split", sizes, results=results, axis=axis)
 
     def _listing(
         self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any
     ) -> tuple[str, ...]:
-        """Append an op with a list: an attribute before opset `first`, an input from then on."""
+        """Append an op with a list: an attribute before opset `first`, an input from that opset on."""
         if isinstance(listed, str):
             self.requires(first, f"{op_type} with computed {name}")
             return self.ops(op_type, x, listed, **others)
@@ -175,7 +175,7 @@ class NodeBuilder:
         return self.ops(op_type, x, self.ints(listed), **others)
 
     def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
-        """Cast a value, unless it has the type already; `of` is its type if the builder does not know it."""
+        """Cast a value, unless it already has the type; `of` is its type if the builder does not know it."""
         return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:

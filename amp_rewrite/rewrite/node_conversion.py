@@ -1,7 +1,7 @@
-"""Conversion of single nodes to another opset by onnx's version converter, with corrections of its faults.
+"""Conversion of individual nodes to another opset with onnx's version converter, and corrections of its faults.
 
 Only nodes with a new form go through the converter, each form once and outside its graph. So the converter does not
-need weights, and cannot drop unknown parts: functions, names, metadata, operators of other domains.
+need weights, and cannot drop parts unknown to it: functions, names, metadata, operators of other domains.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from amp_rewrite.rewrite.replacement import Replacement
 
 CONVERTED = "converted"
 _MAX_CONSTANT = 4096
-"""Most elements of a constant for the converter, such as axes, sizes and scales."""
+"""Maximum number of elements of a constant for the converter, such as axes, sizes or scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A converted node with its constants. Its inputs are named `x0`, `x1` …, its outputs `y0`, `y1` …
+    """A converted node with its constants. Its inputs are named `x0`, `x1` …, and its outputs `y0`, `y1` …
 
-    `shapes`: the target shapes of a Reshape before the node and of one after it; () for neither.
+    `shapes`: the target shapes of a Reshape before the node and of another after it; () without Reshapes.
     """
 
     node: NodeProto
@@ -67,7 +67,7 @@ class _Form:
 class _Case:
     """A node without names, with the types, shapes and small constants of its values.
 
-    `typed`: all types are known. Unknown ones, after operators unknown to onnx, are assumed to be float32.
+    `typed`: all types are known. Unknown types, after operators unknown to onnx, are assumed to be float32.
     """
 
     opset: int
@@ -115,14 +115,14 @@ class _Case:
 
 
 class NodeConverter:
-    """Converts ops to another opset; ops differing only in names are converted once."""
+    """Converter of ops to another opset; ops that differ only in names are converted once."""
 
     def __init__(self, view: View, opset: int) -> None:
         self.view, self.opset = view, opset
         self.forms: dict[tuple[object, ...], _Form | str] = {}
 
     def of(self, op: Op) -> Replacement | str:
-        """Return the replacement of an op at the other opset, or the reason why there is none."""
+        """Return the replacement of an op at the other opset, or the reason why it cannot be converted."""
         if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWWISE}:
             return ""
         case = _Case.of(self.view, op)
@@ -145,7 +145,7 @@ def _converted(case: _Case, opset: int) -> _Form | str:
         return f"onnx's converter: {one_line(cause).rpartition('failed: ')[2][:120]}"
     nodes = [node for node in converted.node if node.op_type != "Constant"]
     if len(nodes) != 1:
-        return "onnx's converter: it replaces the op with several nodes"
+        return "onnx's converter replaces the op with several nodes"
     original = {t.name for t in model.graph.initializer}
     constants = {t.name: t for t in converted.initializer if t.name not in original}
     constants.update({node.output[0]: node.attribute[0].t for node in converted.node if node.op_type == "Constant"})
@@ -160,18 +160,18 @@ def _converted(case: _Case, opset: int) -> _Form | str:
     return _corrected(case, _Form(rename_node(clone(nodes[0]), names), tuple(stored)))
 
 
-_CASE_PREFIX = "case/"  # marks the names of a case, unlike those added by the converter
+_CASE_PREFIX = "case/"  # marks the names of a case, as opposed to names added by the converter
 
 
 def _corrected(case: _Case, form: _Form) -> _Form | str:
-    """Correct a converted form; return the reason if it cannot be trusted.
+    """Return the corrected form, or the reason why it cannot be trusted.
 
-    The converter does not add the attributes that preserve the resizing of older opsets.
+    The converter does not add the attributes needed to resize as in older opsets.
     """
     if not case.typed and any(tensor.data_type == TensorProto.FLOAT for tensor in form.constants):
         return "the type of its input is not known"
     node = clone(form.node)
-    if case.node.op_type == "Clip":  # drop bounds beyond float32, which would be infinite in a smaller type
+    if case.node.op_type == "Clip":  # drop the bounds of float32, which would be infinite in a smaller type
         finite = {t.name for t in form.constants if np.abs(to_array(t)) < np.finfo(np.float32).max}
         dropped = {tensor.name for tensor in form.constants} - finite
         node.input[:] = ["" if name in dropped else name for name in node.input]
@@ -185,7 +185,7 @@ def _corrected(case: _Case, form: _Form) -> _Form | str:
     set_attribute(node, "coordinate_transformation_mode", "asymmetric")
     if nearest:
         set_attribute(node, "nearest_mode", "floor")
-    node.input[1] = ""  # the region of interest, read only in another mode
+    node.input[1] = ""  # the region of interest, which is read only in another mode
     return _Form(node, tuple(tensor for tensor in form.constants if tensor.name in node.input))
 
 
@@ -194,9 +194,9 @@ _ROWWISE = ("Softmax", "LogSoftmax", "Hardmax")
 
 
 def _rowwise(case: _Case) -> _Form | str:
-    """Return a softmax over all axes from `axis` on in the one-axis form of opset 13.
+    """Return the one-axis form of opset 13 for a softmax over all axes from `axis` on.
 
-    If several of these axes are larger than 1, a Reshape before it merges them, and another one restores them.
+    If several of these axes are larger than 1, a Reshape before the softmax merges them, and another restores them.
     """
     shape, axis, node = case.shapes["x0"], int_attribute(case.node, "axis", 1), clone(case.node)
     if shape is None:
@@ -206,8 +206,8 @@ def _rowwise(case: _Case) -> _Form | str:
         return "it is over several axes of unknown sizes"
     if len(wide) > 1:
         first = axis % len(shape)
-        behind = (-1 if size is None else size for size in shape[first:])
+        trailing = (-1 if size is None else size for size in shape[first:])
         set_attribute(node, "axis", -1)
-        return _Form(node, shapes=((*[0] * first, -1), (*[0] * first, *behind)))
+        return _Form(node, shapes=((*[0] * first, -1), (*[0] * first, *trailing)))
     set_attribute(node, "axis", wide[0] if wide and wide[0] < len(shape) - 1 else -1)
     return _Form(node)

@@ -1,8 +1,8 @@
-"""Moves of a model to another opset: the best one for its target, or a requested one.
+"""Moves of a model to another opset: the best opset for its target, or a requested opset.
 
-Most operators change by new types, attributes and optional inputs, whose defaults keep the old meaning. A node that is
-valid at the new opset with the same meaning stays; any other is converted (`node_conversion`), or prevents the move.
-Names, weights and everything else in the model are preserved.
+Most operators change by new types, attributes and optional inputs; the defaults preserve the old meaning. A node that
+is valid at the new opset with the same meaning is not changed. Any other node is converted (`node_conversion`), or
+prevents the move. Names, weights and everything else in the model are preserved.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def at_opset(
 
     Args:
         view: the index of the model.
-        opset: a number; "auto" for the opset with the most kernels on the target, and no fewer than now for any kind of
-            op; None to move only old models, and only if they gain kernels.
+        opset: a number; "auto" for the opset with the most kernels on the target, provided that no kind of op has fewer
+            kernels than before; None to move only old models, and only if they gain kernels.
         to: the low type.
         target: the runtime whose kernels count.
-        fuse: the fusions that will run. Ops that will be fused at an opset count as the fused operator, unless one of
-            onnxruntime's own operators replaces them at every opset.
+        fuse: the fusions that will run. Ops that will be fused at an opset count as the fused operator, except ops that
+            one of onnxruntime's own operators replaces at every opset.
 
     Raises:
         ModelError: the model cannot be moved to the requested opset.
@@ -57,7 +57,7 @@ def at_opset(
     newest = target.opset
     if isinstance(opset, int) and newest is not None and opset > newest:
         raise ModelError(
-            f"the model cannot be moved to opset {opset}: target {target.value} opens models up to opset {newest}; use"
+            f"the model cannot be moved to opset {opset}: target {target.value} loads models up to opset {newest}; use"
             f" {spelled('opset', newest)} or a newer target"
         )
     fused_kinds = {} if opset is None or fuse == "none" else dict(_fused_kinds(view, to, target, fuse))
@@ -66,13 +66,13 @@ def at_opset(
         best, obstacles = _best(view, kernels)
         if best is not view:
             return best, (_compared(view, best.opset, kernels),)
-        message = f"opset {current} stays: no other opset supports more of the model without supporting some of it less"
+        message = f"opset {current} is kept: no other opset supports more of the model without losing support elsewhere"
         finding = Finding("opset", "ai.onnx", "; ".join((message, *obstacles[:3])))
         return view, (finding,) if opset is not None or obstacles else ()
     moved = moved_to(view, opset)
     if isinstance(moved, str):
         raise ModelError(
-            f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
+            f"the model cannot be moved to opset {opset}: {moved}; omit {spelled('opset')}, or export the model again"
         )
     return moved, (_compared(view, opset, kernels),)
 
@@ -92,7 +92,7 @@ class _KernelCheck:
     fused_kinds: Mapping[OpId, str]
 
     def coverage(self, view: View) -> _Coverage:
-        """Return the kind of each op and the number of its kernels: one in its own types, one in the low type."""
+        """Return the kind of each op and the number of its kernels: one in its own types, and one in the low type."""
         gate = Gate(self.target, self.to)
         supported = self.target.opset is None or view.opset <= self.target.opset
         counts = []
@@ -132,13 +132,13 @@ _FIRST_WITH_OPERATOR = {
     for rule in FUSIONS
     if (first := versions.FIRST_FUSED.get(rule.operator, 0)) >= versions.OLDEST_MOVED
 }
-"""The first opset with an operator for each kind of cluster, if a move may reach that opset."""
+"""For each kind of cluster, the first opset that defines its operator, if a move may reach that opset."""
 
 
 def _best(view: View, kernels: _KernelCheck) -> tuple[View, list[str]]:
-    """Return the view at the opset with the most kernels, and the obstacles to others.
+    """Return the view at the opset with the most kernels, and the obstacles to other opsets.
 
-    Of equal opsets, the view's own wins, then the nearest.
+    Among equal opsets, the view's own opset wins, then the nearest.
     """
     current = view.opsets[""]
     now = kernels.coverage(view)
@@ -179,7 +179,7 @@ _SUCCESSORS = {"Scatter": "ScatterElements", "Upsample": "Resize"}
 
 
 def relabeled(view: View, opset: int) -> View:
-    """Return a view with the schemas of another opset, to look up types and kernels; the nodes stay as they are."""
+    """Return a view with the schemas of another opset, to look up types and kernels; the nodes are not changed."""
 
     def schema(op_type: str) -> Signature | None:
         return signature("", op_type, opset) or signature("", _SUCCESSORS.get(op_type, op_type), opset)
@@ -189,7 +189,7 @@ def relabeled(view: View, opset: int) -> View:
 
 
 def moved_to(view: View, opset: int) -> View | str:
-    """Return the view at another opset, checked by onnx; or the reason why it cannot be moved there.
+    """Return the view at another opset, checked by onnx, or the reason why it cannot be moved to that opset.
 
     Local functions are inlined, since they import their own opsets.
     """
@@ -221,11 +221,11 @@ def moved_to(view: View, opset: int) -> View | str:
             return View.of(moved)
     except ModelError as error:
         refusal = error
-    return f"onnx rejects it there: {one_line(refusal)[:120]}"
+    return f"onnx rejects the moved model: {one_line(refusal)[:120]}"
 
 
 def _changes(view: View, opset: int) -> list[Replacement] | str:
-    """Return replacements of the ops with changes at another opset, or the obstacle to the move."""
+    """Return replacements for the ops that change at another opset, or the obstacle to the move."""
     changes, converter = list[Replacement](), NodeConverter(view, opset)
     for op in view.ops:
         if op.domain:
@@ -243,7 +243,7 @@ def _changes(view: View, opset: int) -> list[Replacement] | str:
 
 
 def _fault(node: NodeProto, current: int, opset: int) -> str | None:
-    """Return why a node is invalid or changes its meaning at another opset; None if neither is the case.
+    """Return why a node is invalid or has another meaning at another opset; None if its meaning is the same.
 
     Attributes missing from that opset are removed if they have their default values.
     """
@@ -254,18 +254,18 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
         return None
     low, high = sorted((current, opset))
     if any(low < changed <= high for changed in versions.MEANING_CHANGES.get(node.op_type, ())):
-        return f"means something else at opset {opset}"
+        return f"has another meaning at opset {opset}"
     if node.op_type == "Split" and low < versions.FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
-        return "needs the number of parts as an attribute there"
+        return "requires the number of parts as an attribute there"
     value_of = onnx.helper.get_attribute_value
     for attribute in [attribute for attribute in node.attribute if attribute.name not in new.attributes]:
         default = old.attributes[attribute.name].default_value if attribute.name in old.attributes else None
         if default is None or not default.name or value_of(default) != value_of(attribute):
-            return f"has {attribute.name}, which is not one of its attributes there"
+            return f"has the attribute {attribute.name}, which it cannot have there"
         set_attribute(node, attribute.name)
     if len(node.input) > new.max_input or len([o for o in node.output if o]) > new.max_output:
         return "has more inputs or outputs than are allowed there"
     missing = [
         n for n, attribute in new.attributes.items() if attribute.required and n not in {s.name for s in node.attribute}
     ]
-    return f"lacks {missing[0]}, which is required there" if missing else None
+    return f"does not have {missing[0]}, which is required there" if missing else None

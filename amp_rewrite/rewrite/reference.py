@@ -1,4 +1,4 @@
-"""Evaluation of nodes by onnx's reference within a size limit, and formulas of onnxruntime's own operators.
+"""Evaluation of nodes by onnx's reference evaluator within a size limit; formulas of onnxruntime's own operators.
 
 Constants are computed during a conversion, and a node of a few bytes, such as a Tile or Pad, can produce a result of
 any size. So the size of each result is inferred from its operands before it is computed.
@@ -31,7 +31,7 @@ from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
 DOMAIN = "com.microsoft"
 MAX_ELEMENTS = 1 << 25
-"""Limit of the float64 elements in all results of a run, 256 MB; for bools the limit is eight times as high."""
+"""Maximum number of float64 elements in all results of a run, 256 MB; for bools, the maximum is eight times as high."""
 
 Shape = tuple[int, ...]
 Arrays = Mapping[str, Array]
@@ -44,11 +44,11 @@ def run(
     opsets: Mapping[str, int],
     limit: int = MAX_ELEMENTS,
 ) -> list[Array] | str:
-    """Run nodes; return `result` for each feed, or the reason why onnx's reference cannot run them.
+    """Run nodes; return `result` for each feed, or the reason why onnx's reference evaluator cannot run them.
 
-    `limit` bounds the float64 elements of all results of one feed.
+    `limit`: the maximum number of float64 elements in all results of one feed.
     """
-    from onnx.reference import ReferenceEvaluator  # late: its import takes as long as the rest of onnx
+    from onnx.reference import ReferenceEvaluator  # late: this import takes as long as the rest of onnx
 
     codes = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds[0].items()}
     inputs = [onnx.helper.make_tensor_value_info(name, code, None) for name, code in codes.items()]
@@ -59,7 +59,7 @@ def run(
         evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports), new_ops=_formulas())
         with np.errstate(all="ignore"):
             return [_evaluated(evaluator, feed, result, opsets, limit) for feed in feeds]
-    except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise all kinds of errors on operands that do not fit
+    except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise all kinds of errors on mismatched operands
         return f"onnx's reference evaluator cannot run it: {one_line(cause)[:120]}"
 
 
@@ -78,7 +78,7 @@ def _formulas() -> list[type]:
 def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, int], limit: int) -> Array:
     """Run a `ReferenceEvaluator` on a feed; return one value.
 
-    ValueError if the results would exceed `limit` elements in total, or the size of one cannot be inferred.
+    Raises ValueError if the results would exceed `limit` elements in total, or if the size of one cannot be inferred.
     """
     values, remaining = {"": None, **feed}, limit
     for node in evaluator.rt_nodes_:
@@ -94,7 +94,7 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
 
 
 def _differs(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> bool:
-    """True if onnx's reference violates the standard: a softmax over several axes, a Slice with negative steps."""
+    """True if onnx's reference violates the standard: a softmax over several axes, or a Slice with negative steps."""
     if op.op_type in SOFTMAXES and opsets.get("", 1) < FIRST_ROW_SOFTMAX:
         return int_attribute(op.onnx_node, "axis", 1) not in (-1, operands[0].ndim - 1)
     return op.op_type == "Slice" and bool((np.asarray(operands[4:]) < 0).any())
@@ -119,7 +119,7 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
         return math.prod(shapes[0])
     if kind in BROADCASTS:
         return math.prod(np.broadcast_shapes(*shapes))
-    if domain:  # one of FORMULAS, whose results are no larger than its operands
+    if domain:  # one of FORMULAS; its results are not larger than its operands
         return sum(map(math.prod, shapes))
     if kind == "Conv":
         return _convolution_size(op, *shapes[:2])
@@ -146,7 +146,7 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
 
 
 def _convolution_size(op: Any, x: Shape, weight: Shape) -> int:
-    """Return an upper bound for the elements of a convolution and its dilated kernel: one per padded input position."""
+    """Return an upper bound for the size of a convolution, one per padded input position, and its dilated kernel."""
     padded = [size + sum(map(abs, (op.pads or ())[axis :: len(x) - 2])) for axis, size in enumerate(x[2:])]
     return math.prod((x[0], weight[0], *padded)) + _dilated_kernel_size(op, weight)
 
@@ -167,7 +167,7 @@ _Results = tuple[Array | None, ...]
 def contrib_results(node: NodeProto, feed: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the results of a node of DOMAIN by name, for operands by name.
 
-    KeyError for an operator without a formula or a missing operand; ValueError for shapes that do not match.
+    Raises KeyError for an operator without a formula or a missing operand, and ValueError for mismatched shapes.
     """
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     operands = [feed[name] if name else None for name in node.input]
@@ -207,7 +207,7 @@ def _gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> _Resu
 
 
 def _fast_gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> _Results:
-    """GELU by tanh. The reference rounds √(2/π) and 0.044715 √(2/π) to six digits, but the kernels do not."""
+    """Apply GELU by tanh. The reference rounds √(2/π) and 0.044715 √(2/π) to six digits; the kernels do not."""
     x = _add(x, bias)
     root = math.sqrt(2 / math.pi)
     return (x * (1 + np.tanh(root * x + 0.044715 * root * x**3)) / 2,)
@@ -239,7 +239,7 @@ def _product(attributes: _Attributes, a: Array, b: Array) -> _Results:
 def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
     """Compute softmax(scale · Q Kᵀ + bias) V of each head; the heads of keys and values may already be split.
 
-    `unidirectional` masks the tokens after the current one.
+    `unidirectional` masks the tokens after the current token.
     """
     q, k, v = (_split_heads(operand, attributes["num_heads"]) for operand in operands[:3] if operand is not None)
     scores = attributes["scale"] * (q @ k.swapaxes(-1, -2))
@@ -253,7 +253,7 @@ def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
 
 
 def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *others: Array | None) -> _Results:
-    """Compute causal attention with several heads of queries per head of keys and values, without a cache or padding.
+    """Compute causal attention with several heads of queries per head of keys and values, without cache or padding.
 
     `do_rotary` rotates queries and keys, starting at position 0.
     """
@@ -267,7 +267,7 @@ def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *others: Arr
 
 
 def _rotary(attributes: _Attributes, x: Array, start: Array, cos: Array, sin: Array) -> _Results:
-    """Rotate each head, starting at a position; the heads may already be split."""
+    """Rotate each head, starting at position `start`; the heads may already be split."""
     heads = x if x.ndim == _SPLIT_RANK else _split_heads(x, attributes["num_heads"])
     turned = rotated(heads, cos[int(start[0]) :], sin[int(start[0]) :])
     return (turned if x.ndim == _SPLIT_RANK else turned.swapaxes(1, 2).reshape(x.shape),)
@@ -287,7 +287,7 @@ def _split_heads(array: Array, heads: int) -> Array:
     return array.reshape(batch, tokens, heads, -1).swapaxes(1, 2)
 
 
-_BIAS_SLOT = 5  # the slot of the bias of the scores
+_BIAS_SLOT = 5  # of the bias added to the scores
 _SPLIT_RANK = 4  # axes: batch, heads, tokens, width
 
 FORMULAS: Mapping[str, Callable[..., _Results]] = {

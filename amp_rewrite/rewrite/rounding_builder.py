@@ -1,4 +1,4 @@
-"""Builder of float32 nodes with explicit rounding, and the type of recipes for expanding an op."""
+"""Builder of float32 nodes with explicit rounding, and the type of the recipes that expand an op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 class RoundingBuilder(NodeBuilder):
-    """A builder of float32 nodes with results rounded to `low_type`, or not rounded if it is None."""
+    """A builder of float32 nodes with results rounded to `low_type`, or unrounded if `low_type` is None."""
 
     low_type: DType | None = DType.FLOAT16
 
@@ -43,11 +43,11 @@ class RoundingBuilder(NodeBuilder):
             return self.constant(np.array(value, DType.FLOAT16.numpy).astype(np.float32))
 
     def reshaped(self, x: str, dims: Sequence[int]) -> str:
-        """Append a Reshape; 0 copies the dimension of the input, and -1 stands for the rest."""
+        """Append a Reshape; 0 copies the dimension of the input, and -1 is inferred."""
         return self.op("Reshape", x, self.ints(dims))
 
     def zeros(self, *sizes: str) -> str:
-        """Append zeros, with the concatenated `sizes` as their shape."""
+        """Append a tensor of zeros; its shape is the concatenation of `sizes`."""
         shape = self.op("Concat", *sizes, axis=0) if len(sizes) > 1 else sizes[0]
         return self.full(shape, 0.0, DType.FLOAT)
 
@@ -56,7 +56,7 @@ class RoundingBuilder(NodeBuilder):
         return self.op("Gather", x, self.ints(range(first, first + count)), axis=axis)
 
     def zero_padded(self, x: str, length: int, width: int) -> str:
-        """Pad rows of a known length with zeros to a multiple of the width."""
+        """Pad rows of length `length` with zeros to a multiple of `width`."""
         if length % width == 0:
             return x
         rows = self.slice(self.op("Shape", x), 0, 1, 0)
@@ -68,8 +68,8 @@ class RoundingBuilder(NodeBuilder):
         """Append a Scan over slices of `parts`, each a value and the axis to slice.
 
         `step` receives a builder for the body, the states and the slices. It returns the next states, then the values
-        to stack along axis 0; all have the same rank. With `backward`, steps run from the last slice to the first, and
-        the stacked values are in the order of the slices.
+        to stack along axis 0; all have the same rank. With `backward`, the steps run from the last slice to the first;
+        the stacked values are still in the order of the slices.
         """
         inner = RoundingBuilder(self._taken, opset=self.opset, region=f"{self._region}/step")
         names = [inner.fresh(f"{inner._region}/in") for _ in (*states, *parts)]
@@ -89,12 +89,12 @@ class RoundingBuilder(NodeBuilder):
 
 
 Step = Callable[[RoundingBuilder, list[str], list[str]], list[str]]
-"""Builds one step of a Scan: from states and slices to the next states and the values to stack."""
+"""A function that appends one step of a Scan: from states and slices to the next states and the values to stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedOp:
-    """A float16 op, and its node with the float32 inputs of the twin."""
+    """A float16 op, and its node with the twin's float32 inputs."""
 
     view: View
     op: Op
@@ -116,4 +116,7 @@ class EmulatedOp:
 
 
 Recipe = Callable[[RoundingBuilder, EmulatedOp], "list[str] | None"]
-"""Appends the steps of an op's kernel and returns its outputs, rounded to float16; None if shapes are unknown."""
+"""A function that appends the steps of an op's kernel and returns its outputs, rounded to float16.
+
+None if shapes are unknown.
+"""

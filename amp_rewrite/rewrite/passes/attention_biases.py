@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.attention.layout import RANK, moved_marks
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, fusible_attentions
 from amp_rewrite.rewrite.builder import NewNodes, new_node
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES
-from amp_rewrite.rewrite.equivalence import Trial, difference, disagreement, plain_nodes
+from amp_rewrite.rewrite.equivalence import Trial, difference, disagreement, float64_nodes
 from amp_rewrite.rewrite.passes.biases import TOKEN_AXES, BiasSum
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
@@ -315,7 +315,7 @@ class _BiasMover:
             return array - (attention.in_result(bias[1]) if match is None else bias[1]).reshape(shape)
 
         trial = Trial(biased, feed, float(max(np.abs(array).max() for array in biased.values())))
-        nodes = plain_nodes(view, attention.ops)
+        nodes = float64_nodes(view, attention.ops)
         return difference(view, attention.ops, nodes, {result: result}, [trial], layout=unbiased)
 
     def _operands(self, rng: np.random.Generator) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:

@@ -69,7 +69,7 @@ def test_a_value_with_an_unplanned_type_is_refused(source: str) -> None:
     ):
         with pytest.raises(ConversionError) as caught:
             check(result.view.model, result.view, plan, result.result)
-        fact = f"value {subject!r} is {mismatch} as planned"
+        fact = f"the type of {subject!r} is {mismatch} as planned"
         assert str(caught.value) == f"{fact}; nothing was written; please report this"
 
 

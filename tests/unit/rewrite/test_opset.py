@@ -52,7 +52,7 @@ def opset(model: ModelProto) -> int:
 
 
 CONV = {"inputs": IMAGE["inputs"], "outputs": "float[1,4,4,4] y"}
-STAYS = "stays: no other opset supports more of the model without supporting some of it less"
+KEPT = "is kept: no other opset supports more of the model without losing support elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ STAYS = "stays: no other opset supports more of the model without supporting som
     [
         (POOL, IMAGE, 22, {}, 21, "became 21; the target supports MaxPool better"),
         ("y = Conv (x, w)", CONV, 17, {"to": DType.BFLOAT16}, 22, "became 22; the target supports Conv better"),
-        (POOL, IMAGE, 21, {"to": DType.BFLOAT16}, 21, f"{STAYS}; opset 22 supports Conv better, but MaxPool less"),
+        (POOL, IMAGE, 21, {"to": DType.BFLOAT16}, 21, f"{KEPT}; opset 22 supports Conv better, but MaxPool less"),
         (GELU, {}, 17, {}, 20, "became 20; the target supports gelu erf as one op better"),
-        (GELU, {}, 17, {"fuse": "none"}, 17, STAYS),
+        (GELU, {}, 17, {"fuse": "none"}, 17, KEPT),
         (POOL, IMAGE, 21, {"requested": 22}, 22, "became 22; it no longer supports MaxPool as well"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_redundant_attribute_is_dropped_at_an_older_opset() -> None:
             "s = Shape <start = 1> (x)  y = Cast <to = 1> (s)",
             15,
             14,
-            "Shape 'the_s' has start, which is not one of its attributes there: onnx's converter: No Adapter From"
+            "Shape 'the_s' has the attribute start, which it cannot have there: onnx's converter: No Adapter From"
             " Version $15 for Shape",
         ),
         (
@@ -120,7 +120,7 @@ def test_a_redundant_attribute_is_dropped_at_an_older_opset() -> None:
 def test_an_unmovable_op_has_a_reason(body: str, start: int, requested: int, why: str) -> None:
     inputs = "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
     outputs = "int32[2,4] y" if "Bitwise" in body else "float[A] y" if "Shape" in body else "float[A,B] y"
-    text = f"the model cannot be moved to opset {requested}: {why}; leave opset= out, or export again"
+    text = f"the model cannot be moved to opset {requested}: {why}; omit opset=, or export the model again"
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         at_opset(View.of(Model.load(model_of(body, start, inputs, outputs))), requested, DType.FLOAT16, Target.ORT_CUDA)
 
@@ -276,7 +276,7 @@ def test_weights_listed_as_inputs_become_constants() -> None:
             7,
             BATCH_NORM,
             "float[2,3,4] y",
-            "BatchNormalization 'the_y' has spatial, which is not one of its attributes there: onnx's converter:"
+            "BatchNormalization 'the_y' has the attribute spatial, which it cannot have there: onnx's converter:"
             " Attribute spatial must have value 1",
         ),
         (
@@ -284,7 +284,7 @@ def test_weights_listed_as_inputs_become_constants() -> None:
             10,
             f"{X4}, float[4] scales",
             Y4,
-            "Resize 'the_y' means something else at opset 13: runtimes disagreed on the nearest pixel of a smaller"
+            "Resize 'the_y' has another meaning at opset 13: runtimes disagreed on the nearest pixel of a smaller"
             " image",
         ),
         (
@@ -292,14 +292,14 @@ def test_weights_listed_as_inputs_become_constants() -> None:
             11,
             "float[N,M,L] x",
             "float[N,M,L] y",
-            "Softmax 'the_y' means something else at opset 13: it is over several axes of unknown sizes",
+            "Softmax 'the_y' has another meaning at opset 13: it is over several axes of unknown sizes",
         ),
         (
             "y, m = Dropout <ratio = 0.3> (x)",
             7,
             MATRIX,
             "float[2,3] y, float[2,3] m",
-            "onnx rejects it there: [ShapeInferenceError] Inference error(s): (op_type:Dropout, node name: the_y):",
+            "onnx rejects the moved model: [ShapeInferenceError] Inference error(s): (op_type:Dropout, node name: the_y)",
         ),
     ],
 )
