@@ -207,7 +207,7 @@ def test_a_node_with_another_constant_fails_the_trial(op_type: str, monkeypatch:
         return contrib_results(copy, feed)
 
     monkeypatch.setattr(reference, "contrib_results", distorted)
-    monkeypatch.setattr(equivalence, "_PROVEN", set())
+    monkeypatch.setattr(equivalence, "_VERIFIED", set())
     model = model_of(body, TWO if "z" in body else ONE)
     (refusal,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
     assert (

@@ -299,7 +299,7 @@ def test_weights_listed_as_inputs_become_constants() -> None:
             7,
             MATRIX,
             "float[2,3] y, float[2,3] m",
-            "onnx rejects the moved model: [ShapeInferenceError] Inference error(s): (op_type:Dropout, node name: the_y)",
+            "onnx rejects the moved model: [ShapeInferenceError] Inference error(s): (op_type:Dropout,",
         ),
     ],
 )
