@@ -1,6 +1,6 @@
 """Argument checks of the training API: wrong calls, names and values raise errors with a hint.
 
-Users of Keras and PyTorch type the names they are used to. `HINTS` maps those names to the ones used here.
+Users of Keras and PyTorch type the names that they know. `HINTS` maps those names to the names used here.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _misuse(
         return f"{name}: {error}; call {name}{form}"
     for key, value in {**bound, **kwargs}.items():
         if key in accepted and (legal := legal_forms(value, declared[key], function.__globals__)):
-            return f"{key} of {name} is {quoted(value)}; pass {legal}"
+            return f"{key} of {name} must be {legal}, not {quoted(value)}"
     return None
 
 
@@ -152,13 +152,13 @@ class Namespace(type, AttributeHints):
     """Metaclass of namespaces: unknown attributes raise an AttributeError with a hint."""
 
 
-_LONGEST = 60
+_MAX_LENGTH = 60
 
 
 def quoted(value: object) -> str:
     """Return the repr of a value for a message: on one line, or only its type if the repr is long."""
     text = one_line(repr(value))
-    return text if len(text) <= _LONGEST else f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
+    return text if len(text) <= _MAX_LENGTH else f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
 
 
 def to_array(value: object, what: str) -> Array:
@@ -166,7 +166,7 @@ def to_array(value: object, what: str) -> Array:
     try:
         return np.asarray(value)
     except ValueError as cause:
-        raise TrainingError(f"{what} has rows of different lengths: {quoted(value)}; pad them") from cause
+        raise TrainingError(f"{what} has rows of different lengths: {quoted(value)}; pad them to one length") from cause
 
 
 def float_array(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
@@ -176,11 +176,11 @@ def float_array(value: object, what: str, dtype: type[np.floating[Any]] = np.flo
             raise TypeError("numpy converts None to NaN")
         return np.array(value, dtype)
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise TrainingError(f"{what} is {quoted(value)}; pass an array of numbers") from cause
+        raise TrainingError(f"{what} must be an array of numbers, not {quoted(value)}") from cause
 
 
 def whole_number(name: str, value: object, minimum: int) -> int:
     """Convert a Python or numpy integer to an int. TrainingError unless it is a whole number ≥ `minimum`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
-        raise TrainingError(f"{name} is {value!r}; use a whole number ≥ {minimum}")
+        raise TrainingError(f"{name} must be a whole number ≥ {minimum}, not {value!r}")
     return int(value)

@@ -28,8 +28,8 @@ PERIOD = 2000
 MULTIPLIER = 2.0
 MINIMUM = 1.0
 """Default minimum of the scale, as in TensorFlow."""
-SMALLEST = float(np.finfo(np.float32).tiny)
-"""Smallest possible scale: the smallest normal float32 number."""
+MIN_NORMAL = float(np.finfo(np.float32).tiny)
+"""The smallest normal float32 number, and the lowest possible minimum of a scale."""
 
 
 class IndexedSlices(NamedTuple):
@@ -59,7 +59,7 @@ class ScaleState:
 
 
 def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any) -> tuple[Any, Any]:
-    """Return the scale after a step, and the finite steps since its last change, as numbers or as graph nodes."""
+    """Return the scale after a step and the number of finite steps since its last change, as numbers or graph nodes."""
     counted = good_steps + np.int64(1)
     due = counted >= np.int64(rule.increment_period)
     if rule.backoff_factor is None:
@@ -149,7 +149,7 @@ class FixedLossScale(LossScale):
         object.__setattr__(self, "loss_scale_value", value)
 
     def __call__(self) -> Array:
-        """The scale: a float32 scalar, shape ()."""
+        """Return the scale: a float32 scalar, shape ()."""
         return np.array(self.loss_scale_value, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
@@ -174,9 +174,9 @@ class DynamicLossScale(LossScale):
         increment_period: number of consecutive finite steps after which the scale grows, unless it would overflow
             float32.
         multiplier: factor by which the scale grows.
-        backoff_factor: factor after a nonfinite step, below 1; None divides by `multiplier`.
-        minimum: the smallest scale, by default TensorFlow's; the first nonfinite step at this scale warns. If gradients
-            overflow even without a scale, set a minimum below 1.
+        backoff_factor: factor below 1 after a nonfinite step; None divides by `multiplier`.
+        minimum: the smallest scale, by default 1, as in TensorFlow; the first nonfinite step at this scale issues a
+            warning. If gradients overflow even without a scale, set a minimum below 1.
 
     Raises:
         TrainingError: the scale is not finite or below its minimum, the period is below 1, or a factor is out of range.
@@ -196,14 +196,14 @@ class DynamicLossScale(LossScale):
 
     def __post_init__(self) -> None:
         period, backoff, largest = self.increment_period, self.backoff_factor, DType.FLOAT.max
-        self.minimum = _number("minimum", self.minimum, SMALLEST, MINIMUM)
+        self.minimum = _number("minimum", self.minimum, MIN_NORMAL, MINIMUM)
         self.initial_loss_scale = _number("initial loss scale", self.initial_loss_scale, self.minimum, largest)
-        self.increment_period = int(_number("increment period", period, 1, _LONGEST))
+        self.increment_period = int(_number("increment period", period, 1, _MAX_STEPS))
         if self.increment_period != period:
             raise TrainingError(f"invalid increment period {period!r}; use a whole number of steps ≥ 1")
         self.multiplier = _number("multiplier", self.multiplier, 1, largest, excluded=1)
         if backoff is not None:
-            self.backoff_factor = _number("backoff factor", backoff, SMALLEST, 1, excluded=1)
+            self.backoff_factor = _number("backoff factor", backoff, MIN_NORMAL, 1, excluded=1)
         self.state, self._warned = self.initial, False
 
     @classmethod
@@ -231,7 +231,7 @@ class DynamicLossScale(LossScale):
             >>> scale.update([float("inf")]), float(scale())
             ((None, False), 16384.0)
         """
-        return cls(init_scale, growth_interval, growth_factor, backoff_factor, SMALLEST)
+        return cls(init_scale, growth_interval, growth_factor, backoff_factor, MIN_NORMAL)
 
     @property
     def initial(self) -> ScaleState:
@@ -239,7 +239,7 @@ class DynamicLossScale(LossScale):
         return ScaleState(np.float32(self.initial_loss_scale), 0)
 
     def __call__(self) -> Array:
-        """The current scale: a float32 scalar, shape ()."""
+        """Return the current scale: a float32 scalar, shape ()."""
         return np.array(self.state.scale, np.float32)
 
     def update(self, grads: object) -> tuple[None, bool]:
@@ -251,11 +251,11 @@ class DynamicLossScale(LossScale):
         finite = all_finite(grads)
         if not finite and self.state.scale <= np.float32(self.minimum) and not self._warned:
             self._warned = True
-            lower = "scale the loss down, or look for NaN in the data and the loss"
+            hint = "scale the loss down, or look for NaN in the data and the loss"
             if self.minimum == MINIMUM:
-                lower = f"let it fall further with DynamicLossScale(minimum=2**-14) or of_grad_scaler(), or {lower}"
+                hint = f"lower the minimum with DynamicLossScale(minimum=2**-14) or of_grad_scaler(), or {hint}"
             warnings.warn(
-                f"gradients are not finite at the minimum loss scale {self.minimum:g}, so the step is skipped; {lower}",
+                f"gradients are not finite at the minimum loss scale {self.minimum:g}, so the step is skipped; {hint}",
                 UserWarning,
                 stacklevel=3,
             )
@@ -281,8 +281,8 @@ class DynamicLossScale(LossScale):
         )
 
 
-_LONGEST = 2**63 - 1
-"""Largest number of steps in an int64 counter."""
+_MAX_STEPS = 2**63 - 1
+"""Maximum number of steps in an int64 counter."""
 
 
 def _number(what: str, value: object, low: float, high: float, excluded: float | None = None) -> float:
@@ -297,7 +297,10 @@ _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScal
 
 
 def get(loss_scale: object) -> LossScale | None:
-    """Return a loss scale from None, a number, "dynamic", a `serialize` result or a LossScale; else TrainingError."""
+    """Return the loss scale of an argument: None, a number, "dynamic", a `serialize` result or a LossScale.
+
+    TrainingError for anything else.
+    """
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return loss_scale
     if isinstance(loss_scale, Real) and not isinstance(loss_scale, bool):
@@ -326,7 +329,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
     `custom_objects`: additional classes by name.
     """
     custom = {name: c for name, c in (custom_objects or {}).items() if isinstance(c, type) and issubclass(c, LossScale)}
-    scale_class, inner = class_of(config, "loss scale", _CLASSES, custom)
+    scale_class, inner = serialized_class(config, "loss scale", _CLASSES, custom)
     return scale_class.from_config(inner)  # type: ignore[no-any-return]
 
 
@@ -340,7 +343,7 @@ def all_finite(grads: object) -> bool:
         return all(map(all_finite, grads))
     array = np.asarray(0.0 if grads is None else grads)
     if array.dtype.kind in "OSU":
-        raise TrainingError(f"a gradient is {quoted(grads)}; pass an array of numbers")
+        raise TrainingError(f"a gradient must be an array of numbers, not {quoted(grads)}")
     return bool(np.isfinite(array).all())
 
 
@@ -352,7 +355,7 @@ def serialize(part: Any) -> dict[str, Any]:
     return {"class_name": type(part).__name__, "config": part.get_config()}
 
 
-def class_of(
+def serialized_class(
     config: Mapping[str, Any], what: str, classes: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> tuple[Any, Mapping[str, Any]]:
     """Return the class and the configuration of a `serialize` result. TrainingError for anything else.
@@ -364,7 +367,7 @@ def class_of(
     if match is None or not isinstance(inner, Mapping):
         names = ", ".join(sorted({cls.__name__ for cls in classes.values()}))
         raise TrainingError(
-            f"not a serialized {what}: {dict(config)!r}; pass the serialize() result of {names}, or list custom classes"
-            " in custom_objects"
+            f"not a serialized {what}: {dict(config)!r}; pass the result of serialize() for one of {names}, or pass"
+            " your own classes in custom_objects"
         )
     return match, inner

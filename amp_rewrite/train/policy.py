@@ -20,7 +20,7 @@ from amp_rewrite.runtime.probes import query_hardware
 from amp_rewrite.train import loss_scale as scales
 
 _BY_NAME = "default"  # the policy's name determines the loss scale
-_INFER, _OLD = "_infer", "_float32_vars"
+_INFER, _OLD_SUFFIX = "_infer", "_float32_vars"
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +30,7 @@ class Policy:
     The name is "mixed_float16" or "mixed_bfloat16" (float32 parameters and results, arithmetic in the low type), or an
     element type for all three, such as "float16" or "f32". "_infer" changes no types. Names, defaults, errors and the
     warning follow Keras in TensorFlow 2.1 to 2.3. Keras checks a policy when it creates a layer; here, the
-    function that receives the policy checks it. The attribute `loss_scale` is None or a `LossScale`, which compares
+    function that takes the policy checks it. The attribute `loss_scale` is None or a `LossScale`, which compares
     equal to its short form ("dynamic" or a number).
 
     Args:
@@ -55,9 +55,9 @@ class Policy:
         if not isinstance(self.name, str):
             hint = f"; for an element type use Policy({self.name.spelling!r})" if isinstance(self.name, DType) else ""
             raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
-        if self.name.endswith(_OLD):
-            mixed = f"mixed_{self.name.removesuffix(_OLD)}"
-            raise PolicyError(f"policy names no longer end in {_OLD!r}; use {mixed!r} instead of {self.name!r}")
+        if self.name.endswith(_OLD_SUFFIX):
+            mixed = f"mixed_{self.name.removesuffix(_OLD_SUFFIX)}"
+            raise PolicyError(f"policy names no longer end in {_OLD_SUFFIX!r}; use {mixed!r} instead of {self.name!r}")
         try:
             if not self.mixed and self.name != _INFER:
                 object.__setattr__(self, "name", DType.parse(self.name).spelling)
@@ -133,7 +133,7 @@ class Policy:
 
     @classmethod
     def of(cls, policy: str | Policy | None) -> Policy:
-        """Return a policy as it is, or create one from its name; None means float32."""
+        """Return a Policy unchanged, or create one from its name; None means float32."""
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 
@@ -237,7 +237,7 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
 
 
 def policy_of_sessions() -> Policy:
-    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else the policy of the process."""
+    """Return the default policy of sessions: mixed_float16 while the rewrite is on, otherwise that of the process."""
     return Policy("mixed_float16") if state.rewriting else global_policy()
 
 

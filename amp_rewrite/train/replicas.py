@@ -39,7 +39,7 @@ class Replicas(Protocol):
         """Sum a float32 vector over all replicas, with the same bits on each; `bucket` may be overwritten.
 
         Raises:
-            TrainingError: a replica does not answer.
+            TrainingError: a replica does not respond.
         """
 
 
@@ -70,7 +70,7 @@ class TorchReplicas:
         tensor = torch.from_numpy(bucket).to(self.device)
         try:
             torch.distributed.all_reduce(tensor)
-        except RuntimeError as cause:  # torch's own errors are RuntimeErrors too
+        except RuntimeError as cause:  # torch's own errors are RuntimeErrors
             raise TrainingError(
                 f"replica {self.rank} of {self.world} got no answer from the others (timeout {self.timeout:g} s): one"
                 " has exited, or has fewer batches; restart all replicas from the last checkpoint"
@@ -85,7 +85,7 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
     Without torchrun, the process is a `SingleReplica`.
 
     Args:
-        backend: "gloo" or "nccl"; by default nccl if PyTorch has a GPU, else gloo.
+        backend: "gloo" or "nccl"; by default nccl if PyTorch has a GPU, otherwise gloo.
         timeout: seconds after which a waiting replica raises an error.
 
     Returns:
@@ -144,7 +144,7 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
 
     Args:
         replicas: the replicas.
-        arrays: one array per variable; None stays None.
+        arrays: one array per variable; None is preserved.
         rows: number of rows of this replica, as its weight.
 
     Returns:
@@ -194,7 +194,7 @@ def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterato
         raise TrainingError(f"shard takes batches and replicas, not {quoted(batches)} and {quoted(replicas)}")
     for number, batch in enumerate(batches):
         if not isinstance(batch, Mapping):
-            raise TrainingError(f"batch {number} is {quoted(batch)}; pass a mapping from input names to arrays")
+            raise TrainingError(f"batch {number} must be a mapping from input names to arrays, not {quoted(batch)}")
         arrays = {name: to_array(value, f"{name!r} of batch {number}") for name, value in batch.items()}
         if min((len(a) for a in arrays.values() if a.ndim), default=replicas.world) < replicas.world:
             raise TrainingError(
@@ -220,8 +220,8 @@ def strategy_supports_loss_scaling(strategy: object = None) -> bool:
     if strategy is None or isinstance(strategy, Replicas):
         return True
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
-    return any(part in name for part in _COPIES)
+    return any(part in name for part in _REPLICATED)
 
 
-_COPIES = ("Mirrored", "CollectiveAllReduce", "OneDevice", "DistributedDataParallel", "Default")
+_REPLICATED = ("Mirrored", "CollectiveAllReduce", "OneDevice", "DistributedDataParallel", "Default")
 """Substrings of the names of strategies with a copy of each variable on each replica."""

@@ -19,17 +19,17 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.arguments import quoted
-from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Prediction, TargetInput
+from amp_rewrite.train.objective.prediction import BINARY, CLASSES, PROBABILITIES, Prediction, TargetInput
 
 REGION = "amp.loss"
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A loss: the function appending it to a model, and the names of its options.
+    """A loss: its function and the names of its options.
 
-    `append`: returns the names of the loss and the accuracy. `activation`: the op that turns logits into the
-    probabilities of this loss. If it computes the prediction, the loss reads its input instead.
+    `append`: appends the loss to a model, and returns the names of the loss and the accuracy. `activation`: the op that
+    turns logits into the probabilities of this loss. If it computes the prediction, the loss reads its input instead.
     """
 
     append: Callable[[Prediction], tuple[str, str | None]]
@@ -50,18 +50,18 @@ def _cross_entropy(p: Prediction) -> tuple[str, str]:
     logs, mask, smoothing = p.logarithms(1), p.mask(labels, ignored), p.option("label_smoothing")
     inputs, counted = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], mask
     picked = partial(b.op, "NegativeLogLikelihoodLoss", reduction="none", ignore_index=ignored)
-    each = picked(logs, *inputs)
+    terms = picked(logs, *inputs)
     if weights is not None:
         counted = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *inputs)
     if smoothing:
         rows = b.op("Neg", b.reduce("ReduceSum", p.times_classes(logs, weights), [1], keepdims=False))
         spread = p.times(b.op("Mul", rows, mask), smoothing / p.known_classes(count))
-        each = b.op("Add", p.times(each, 1 - smoothing), spread)
+        terms = b.op("Add", p.times(terms, 1 - smoothing), spread)
     equal = b.op("Equal", b.op("ArgMax", p.x, axis=1, keepdims=0), b.cast(labels, DType.INT64))
     correct = b.op("Mul", b.op("Cast", equal, to=DType.FLOAT.code), mask)
     value, divisor, accuracy, total = (
         b.reduce("ReduceSum", part, None, keepdims=False)
-        for part in (p.weighted(each, len(shape) - 1), counted, correct, mask)
+        for part in (p.weighted(terms, len(shape) - 1), counted, correct, mask)
     )
     return b.op("Div", value, divisor), b.op("Div", accuracy, total)
 
@@ -74,10 +74,10 @@ def _mean_of_bools(b: Builder, correct: str) -> str:
     return b.reduce("ReduceMean", b.op("Cast", correct, to=DType.FLOAT.code), None, keepdims=False)
 
 
-def _categorical(p: Prediction) -> tuple[str, str]:
+def _categorical_cross_entropy(p: Prediction) -> tuple[str, str]:
     """Append the mean over rows of -Σ t log p, like torch's cross_entropy with class probabilities."""
     b, shape = p.b, p.move_class_axis()
-    targets = p.permuted(p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=p.class_axis()))
+    targets = p.permuted(p.targets(p.shape(), DType.FLOAT, kind=PROBABILITIES, axis=p.class_axis()))
     count = shape[1] if isinstance(shape[1], int) else None
     smoothing = p.option("label_smoothing")
     if smoothing:
@@ -91,8 +91,8 @@ def _categorical(p: Prediction) -> tuple[str, str]:
 def _kl_divergence(p: Prediction) -> tuple[str, str]:
     """Append Σ t (log t - log p) divided by the number of rows, like torch's kl_div with reduction="batchmean"."""
     b, axis = p.b, p.class_axis(last=True)
-    targets = p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=axis)
-    terms = b.op("Mul", targets, b.op("Sub", p.log_of(targets), p.logarithms(axis)))
+    targets = p.targets(p.shape(), DType.FLOAT, kind=PROBABILITIES, axis=axis)
+    terms = b.op("Mul", targets, b.op("Sub", p.clamped_log(targets), p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
     rows = p.shape()[0]
     if isinstance(rows, int):
@@ -104,23 +104,23 @@ def _kl_divergence(p: Prediction) -> tuple[str, str]:
 def _binary_cross_entropy(p: Prediction) -> tuple[str, str]:
     """Append the mean of -(w t log p + (1 - t) log(1 - p)), with w = pos_weight, like torch on logits."""
     b = p.b
-    targets = smoothed = p.targets(p.shape(), DType.FLOAT, kind=YES_OR_NO)
+    targets = smoothed = p.targets(p.shape(), DType.FLOAT, kind=BINARY)
     smoothing = p.option("label_smoothing")
     if smoothing:
         smoothed = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(smoothing / 2, DType.FLOAT))
     weight = p.option("pos_weight")
     if p.logits:
-        each = b.op("Sub", b.op("Softplus", p.x), b.op("Mul", p.x, smoothed))
+        terms = b.op("Sub", b.op("Softplus", p.x), b.op("Mul", p.x, smoothed))
         if weight != 1:
             positive = b.op("Mul", smoothed, b.op("Softplus", b.op("Neg", p.x)))
-            each = b.op("Add", each, p.times(positive, weight - 1))
+            terms = b.op("Add", terms, p.times(positive, weight - 1))
     else:
-        positive = b.op("Mul", smoothed, p.times(p.log_of(p.x), weight))
-        negative = b.op("Mul", b.op("Sub", p.one, smoothed), p.log_of(b.op("Sub", p.one, p.x)))
-        each = b.op("Neg", b.op("Add", positive, negative))
+        positive = b.op("Mul", smoothed, p.times(p.clamped_log(p.x), weight))
+        negative = b.op("Mul", b.op("Sub", p.one, smoothed), p.clamped_log(b.op("Sub", p.one, p.x)))
+        terms = b.op("Neg", b.op("Add", positive, negative))
     predicted = b.op("GreaterOrEqual", p.x, b.scalar(0.0 if p.logits else 0.5, DType.FLOAT))
     correct = b.op("Equal", b.op("Cast", predicted, to=DType.FLOAT.code), targets)
-    return p.mean(each), _mean_of_bools(b, correct)
+    return p.mean(terms), _mean_of_bools(b, correct)
 
 
 # -- regression --------------------------------------------------------------------------------------
@@ -149,10 +149,10 @@ def _huber(p: Prediction) -> tuple[str, None]:
     return p.mean(b.op("Where", inside, near, far)), None
 
 
-_CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing", "sample_weight")
+_CLASS_OPTIONS = ("axis", "from_logits", "class_weights", "label_smoothing", "sample_weight")
 LOSSES: Mapping[str, Formula] = {
-    "cross_entropy": Formula(_cross_entropy, (*_CLASSES, "ignore_index"), "Softmax"),
-    "categorical_cross_entropy": Formula(_categorical, _CLASSES, "Softmax"),
+    "cross_entropy": Formula(_cross_entropy, (*_CLASS_OPTIONS, "ignore_index"), "Softmax"),
+    "categorical_cross_entropy": Formula(_categorical_cross_entropy, _CLASS_OPTIONS, "Softmax"),
     "binary_cross_entropy": Formula(
         _binary_cross_entropy, ("from_logits", "pos_weight", "label_smoothing", "sample_weight"), "Sigmoid"
     ),
@@ -187,20 +187,20 @@ def objective(model: Model, loss: str) -> Objective:
     input, by default "targets".
 
     Cross entropies and kl_divergence take logits, or probabilities with from_logits=False. If the prediction is the
-    result of a Softmax or Sigmoid, they read the logits before it.
+    result of a Softmax or Sigmoid, they read its logits instead.
 
     TrainingError for an unknown loss, option or value, a loss that is not a float32 scalar, and targets of the wrong
     type or shape.
     """
     if not isinstance(loss, str):
         raise TrainingError(
-            f"the loss is {quoted(loss)}, not a string; use the name of a value, or a formula such as"
+            f"the loss must be a string, not {quoted(loss)}; use the name of a value, or a formula such as"
             " cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
     call = None if b.original(loss) is not None else _CALL.fullmatch(loss)
     if call is None:
-        return Objective(b.model(), loss, _ones(b, loss), target=_labels(b))
+        return Objective(b.model(), loss, _loss_shape(b, loss), target=_labels(b))
     values, options = _arguments(call[1], call[2], loss)
     if b.original(values[0]) is None:
         raise TrainingError(f"the model has no value {values[0]!r}; {_outputs(b)}")
@@ -221,10 +221,10 @@ def objective(model: Model, loss: str) -> Objective:
 
 
 def _labels(b: Builder) -> TargetInput | None:
-    """Return the class index input of the model's built-in loss; None without one, or with several.
+    """Return the class index input of the model's built-in loss; None if it has none, or several.
 
     Batches are checked against it: for a class out of range, onnxruntime's CPU kernel fails without naming the input,
-    and other kernels read outside the array.
+    and other kernels read out of bounds.
     """
     inputs = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
     losses = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in inputs]
@@ -237,7 +237,7 @@ def _labels(b: Builder) -> TargetInput | None:
     return TargetInput(losses[0].input[1], count, ignored, kind=CLASSES, axis=1)
 
 
-def _ones(b: Builder, name: str) -> tuple[int, ...]:
+def _loss_shape(b: Builder, name: str) -> tuple[int, ...]:
     value = b.original(name)
     if value is None:
         losses = ", ".join(f"{n}(…)" for n in LOSSES)
@@ -249,7 +249,7 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
     shape = b.shape(name)
     if shape is None or any(dim != 1 for dim in shape):
         dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
-        raise TrainingError(f"the loss {name!r} has {dims}, but a loss is one number; reduce it to its mean first")
+        raise TrainingError(f"the loss {name!r} has {dims}, but a loss must have one element; reduce it to its mean")
     return (1,) * len(shape)
 
 
@@ -279,23 +279,23 @@ def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[st
         raise TrainingError(f"unknown loss {name!r}; {advice(name, LOSSES)}")
     values, options = list[str](), dict[str, object]()
     for part in _COMMA.split(arguments):
-        word, equals, value = (piece.strip() for piece in part.partition("="))
+        key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
-            values.append(word)
-        elif word not in formula.options:
+            values.append(key)
+        elif key not in formula.options:
             legal = f"it has {', '.join(formula.options)}"
-            raise TrainingError(f"{name} has no option {word!r}; {advice(word, formula.options, legal)}")
-        elif word in options:
-            raise TrainingError(f"{name} sets {word} twice; set it once")
+            raise TrainingError(f"{name} has no option {key!r}; {advice(key, formula.options, legal)}")
+        elif key in options:
+            raise TrainingError(f"{name} sets {key} twice; set it once")
         else:
             try:
-                options[word] = ast.literal_eval(value)
+                options[key] = ast.literal_eval(value)
             except (ValueError, SyntaxError):
-                if word != _NAME_OPTION:
+                if key != _NAME_OPTION:
                     raise TrainingError(
-                        f"{word}={value} of {name} is not a number, a list of numbers, True or False; correct it"
+                        f"{key} of {name} must be a number, a list of numbers, True or False, not {value}"
                     ) from None
-                options[word] = value
+                options[key] = value
     if len(values) not in (1, 2) or "" in values:
-        raise TrainingError(f"{text!r} is not a loss; write {name}(PREDICTION, TARGET, OPTION=VALUE, …)")
+        raise TrainingError(f"{text!r} is not a loss formula; write {name}(PREDICTION, TARGET, OPTION=VALUE, …)")
     return values, options

@@ -16,11 +16,11 @@ from amp_rewrite.ir.patterns.written_out import behind_casts
 from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
 
 DEFAULT_TARGET = "targets"
-CLASSES, SHARES = "classes", "shares of classes"
-YES_OR_NO, NUMBERS = "yes or no", "numbers"
-"""Kinds of targets: class indices; one number per class and row; independent values 0 and 1; other numbers."""
-_FLOOR = 1e-12
-"""Lower bound of a probability before its logarithm."""
+CLASSES, PROBABILITIES = "classes", "shares of classes"
+BINARY, NUMBERS = "yes or no", "numbers"
+"""Kinds of targets: class indices, class probabilities, independent zeros and ones, and other numbers."""
+_MIN_PROBABILITY = 1e-12
+"""Minimum of a probability in a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class TargetInput:
     class_weights: tuple[float, ...] | None = None
 
     def counts(self, classes: Array) -> tuple[float, float]:
-        """Return the sum of the class weights over all rows not ignored, and the number of those rows."""
+        """Return the sum of class weights over the rows that are not ignored, and the number of these rows."""
         counted = classes[classes != self.ignored]
         if self.class_weights is None:
             return float(counted.size), float(counted.size)
@@ -48,11 +48,11 @@ class TargetInput:
 
 @dataclass(slots=True)
 class Prediction:
-    """The prediction of a formula while its nodes are appended.
+    """The prediction in a loss formula, with the builder of the loss.
 
-    `name`: the prediction named in the formula. `target_name`: the target named there, if any. `x`: the prediction in
-    float32, as logits or probabilities. `softmax`: the axis of the Softmax behind the logits `x`. `permutation`: moves
-    the class axis to axis 1. `notes`: sentences for the report.
+    `name`: the prediction named in the formula. `target_name`: the target named in the formula, if any. `x`: the
+    prediction in float32, as logits or probabilities. `softmax`: the axis of the Softmax that reads the logits `x`.
+    `permutation`: moves the class axis to axis 1. `notes`: sentences for the report.
     """
 
     b: Builder
@@ -77,7 +77,7 @@ class Prediction:
     # -- logits and probabilities ----------------------------------------------------------------------
 
     def find_logits(self, kind: str) -> None:
-        """Decide whether the prediction consists of logits, and read the logits before a Softmax or Sigmoid."""
+        """Determine whether the prediction consists of logits; use the input of a Softmax or Sigmoid in its place."""
         view, value, from_logits = self.b.view, self.b.original(self.name), self.option("from_logits")
         assert value is not None
         computed, _ = behind_casts(view, value.id)
@@ -100,11 +100,11 @@ class Prediction:
         self.logits = not activation if from_logits is None else bool(from_logits)
 
     def logarithms(self, axis: int) -> str:
-        return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
+        return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.clamped_log(self.x)
 
-    def log_of(self, x: str) -> str:
+    def clamped_log(self, x: str) -> str:
         """Append the logarithm of numbers clamped to at least 1e-12."""
-        return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_FLOOR, DType.FLOAT)))
+        return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_MIN_PROBABILITY, DType.FLOAT)))
 
     # -- shapes ----------------------------------------------------------------------------------------
 
@@ -119,12 +119,12 @@ class Prediction:
     def axis(self, default: int) -> int:
         rank = len(self.shape())
         axis: int = self.options.get("axis", default)  # type: ignore[assignment]
-        if not _whole(axis) or not -rank <= axis < rank:
-            raise self._wrong("axis", axis, f"an axis of {self.name!r}, which has rank {rank}")
+        if not _is_whole(axis) or not -rank <= axis < rank:
+            raise self._option_error("axis", axis, f"an axis of {self.name!r}, which has rank {rank}")
         return axis % rank
 
     def class_axis(self, *, last: bool = False) -> int:
-        """Return the class axis: the Softmax's, the option's, or by default axis 1 or the last one."""
+        """Return the class axis: the Softmax's, the option's, or by default axis 1 or the last axis."""
         axis = self.axis(-1 if last else 1)
         if self.softmax is None:
             return axis
@@ -151,15 +151,15 @@ class Prediction:
         return x if self.permutation == sorted(self.permutation) else self.b.op("Transpose", x, perm=self.permutation)
 
     def times_classes(self, x: str, weights: Sequence[float] | None) -> str:
-        """Multiply a value with its classes on axis 1 by the class weights."""
+        """Multiply a value, with classes on axis 1, by the class weights."""
         if weights is None:
             return x
         shape = [1, -1, *[1] * (len(self.shape()) - 2)]
         return self.b.op("Mul", x, self.b.constant(np.array(weights, np.float32).reshape(shape)))
 
-    def mean(self, each: str, rank: int | None = None) -> str:
-        """Append the mean of numbers, weighted by row. `rank`: the rank of `each`, by default the prediction's."""
-        weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
+    def mean(self, terms: str, rank: int | None = None) -> str:
+        """Append the mean of numbers, weighted by row. `rank`: the rank of `terms`, by default the prediction's."""
+        weighted = self.weighted(terms, len(self.shape()) if rank is None else rank)
         return self.b.reduce("ReduceMean", weighted, None, keepdims=False)
 
     def times(self, x: str, factor: float) -> str:
@@ -168,7 +168,7 @@ class Prediction:
     # -- targets ---------------------------------------------------------------------------------------
 
     def targets(self, shape: Shape, *dtypes: DType, **fields: Any) -> str:
-        """Return the target input, and append it if it is new. TrainingError for another type or shape.
+        """Return the target input, and append it if it is new. TrainingError for a wrong type or shape.
 
         `fields`: fields of `TargetInput`.
         """
@@ -176,13 +176,13 @@ class Prediction:
         self.target = TargetInput(name, **fields)
         return name
 
-    def weighted(self, each: str, rank: int) -> str:
+    def weighted(self, terms: str, rank: int) -> str:
         """Multiply a value of this rank by the weights of its rows, if the formula has `sample_weight`."""
         name = self.option("sample_weight")
         if name is None:
-            return each
+            return terms
         weights = self._input("weight", name, (self.shape()[0],), (DType.FLOAT,))
-        return self.b.op("Mul", each, self.b.reshape(weights, [-1, *[1] * (rank - 1)]))
+        return self.b.op("Mul", terms, self.b.reshape(weights, [-1, *[1] * (rank - 1)]))
 
     def _input(self, what: str, name: str, shape: Shape, kinds: Sequence[DType]) -> str:
         b = self.b
@@ -204,7 +204,7 @@ class Prediction:
         return name
 
     def mask(self, labels: str, ignored: int | None) -> str:
-        """Append a float32 mask of the shape of the labels: 0 for ignored rows, 1 for the others."""
+        """Append a float32 mask with the shape of the labels: 0 for ignored rows, 1 for the others."""
         b = self.b
         if ignored is None:
             mask = b.op("Equal", labels, labels)
@@ -216,53 +216,53 @@ class Prediction:
 
     def option(self, name: str) -> Any:
         """Return the value of an option, or its default. TrainingError for an illegal value."""
-        legal, words, default = _OPTIONS[name]
+        is_legal, description, default = _OPTIONS[name]
         value = self.options.get(name, default)
-        if value is not default and not legal(value):
-            raise self._wrong(name, value, words)
+        if value is not default and not is_legal(value):
+            raise self._option_error(name, value, description)
         return value
 
     def class_weights(self, count: int | None) -> tuple[float, ...] | None:
         """Return one number per class; None without the option."""
         value = self.option("class_weights")
         if value is not None and count is not None and len(value) != count:
-            raise self._wrong("class_weights", value, f"a list of {count} numbers, one per class")
+            raise self._option_error("class_weights", value, f"a list of {count} numbers, one per class")
         return None if value is None else tuple(map(float, value))
 
     def known_classes(self, count: int | None) -> int:
         """Return the number of classes. TrainingError if it is not declared."""
         if count is None:
             raise TrainingError(
-                f"label_smoothing needs the number of classes, but {self.name!r} does not declare it; declare its shape"
-                " in the model"
+                f"label_smoothing needs the number of classes, but the shape of {self.name!r} does not specify it;"
+                " declare the shape in the model"
             )
         return count
 
-    def _wrong(self, name: str, value: object, legal: str) -> TrainingError:
-        return TrainingError(f"{name}={value!r} of the loss {self.loss} must be {legal}; correct it")
+    def _option_error(self, name: str, value: object, legal: str) -> TrainingError:
+        return TrainingError(f"{name} of the loss {self.loss} must be {legal}, not {value!r}")
 
 
-def _whole(value: object) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _finite(value: object) -> bool:
+def _is_nonnegative(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= DType.FLOAT.max
 
 
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
     "from_logits": (lambda v: isinstance(v, bool), "True or False", None),
-    "ignore_index": (_whole, "a whole number", None),
-    "label_smoothing": (lambda v: _finite(v) and v < 1, "a number from 0 to less than 1", 0.0),
-    **dict.fromkeys(("delta", "pos_weight"), (lambda v: _finite(v) and v > 0, "a finite number above 0", 1.0)),
+    "ignore_index": (_is_whole, "a whole number", None),
+    "label_smoothing": (lambda v: _is_nonnegative(v) and v < 1, "a number from 0 to less than 1", 0.0),
+    **dict.fromkeys(("delta", "pos_weight"), (lambda v: _is_nonnegative(v) and v > 0, "a finite number above 0", 1.0)),
     "class_weights": (
-        lambda v: isinstance(v, (list, tuple)) and all(map(_finite, v)) and any(v),
+        lambda v: isinstance(v, (list, tuple)) and all(map(_is_nonnegative, v)) and any(v),
         "a list of numbers ≥ 0, not all 0",
         None,
     ),
     "sample_weight": (lambda v: isinstance(v, str), "the name of an input", None),
 }
-"""Loss options: a test of the value, the legal values in words, and the default."""
+"""Loss options: a test of the value, the legal values as text, and the default."""
 
 
 def _agree(dim: int | str | None, other: int | str | None) -> bool:

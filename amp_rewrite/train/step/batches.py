@@ -18,12 +18,12 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.arguments import quoted, to_array, whole_number
 from amp_rewrite.train.keras.variables import ArrayLike
-from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
+from amp_rewrite.train.objective.prediction import BINARY, CLASSES, PROBABILITIES, TargetInput
 from amp_rewrite.train.step.assembly import with_state
 
 _RANGES = {
-    SHARES: (0.0, math.inf, "class probabilities must be at least 0"),
-    YES_OR_NO: (0.0, 1.0, "binary targets must be from 0 (no) to 1 (yes)"),
+    PROBABILITIES: (0.0, math.inf, "class probabilities must be at least 0"),
+    BINARY: (0.0, 1.0, "binary targets must be from 0 (no) to 1 (yes)"),
 }
 """Smallest and largest target of each kind, and the range in words."""
 _ROUNDING = 1e-5
@@ -65,7 +65,7 @@ def converted_targets(target: TargetInput, values: Array) -> Array:
     if values.dtype.kind not in "fiub" or not values.size:
         return values
     if target.kind != CLASSES:
-        if target.kind == SHARES and values.dtype.kind in "iu" and values.ndim < 2:
+        if target.kind == PROBABILITIES and values.dtype.kind in "iu" and values.ndim < 2:
             raise TrainingError(
                 f"the targets {name!r} are class indices, but the loss takes one number per class; use"
                 " sparse_categorical_crossentropy (cross_entropy), or pass np.eye(CLASSES)[targets]"
@@ -347,7 +347,7 @@ def checked_inputs(source: Model, inputs: Sequence[str], batch: Mapping[str, Arr
         raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from input names to arrays")
     missing = sorted(set(inputs) - batch.keys())
     if missing:
-        raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
+        raise TrainingError(f"the batch is missing the inputs {missing}; pass arrays for all inputs of the model")
     (checked,) = Feed.of([batch], batch_model(source, inputs), allow_nonfinite=True)
     return checked
 

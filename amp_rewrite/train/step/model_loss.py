@@ -35,7 +35,7 @@ from amp_rewrite.train.update.optimizer import initial_slots
 
 @dataclass(frozen=True, eq=False)
 class LossGraph:
-    """The graph of a loss and its gradients, open in a session.
+    """The graph of a loss and its gradients, loaded in a session.
 
     `results`: names of loss and metrics. `seed`: the input that the gradients are multiplied by. `gradients`: outputs
     by parameter. `buffers`: outputs with the new running statistics, by input. `random`: the input with the random
@@ -63,7 +63,7 @@ _BUFFER = "buffer/"
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The weights of a model, shared by its losses: variables by name, and other state by path in checkpoints.
+    """The weights of a model, shared by its losses: variables by name, and other state by its path in checkpoints.
 
     `running`: "buffer/NAME" for running statistics, "random" for the random state.
     """
@@ -82,9 +82,9 @@ class Weights:
         return Predictor.of(self.source.model, self.arrays().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the model with these weights, and add the other weights needed for it.
+        """Return a loss of the model with these weights, and add any other weights of the loss.
 
-        It runs on CUDA if available, otherwise emulated on the CPU. The errors are those of `training_step`.
+        It runs on CUDA if available, otherwise emulated on the CPU. The errors are the same as for `training_step`.
         """
         source = self.source
         prepared = Prepared.of(source, text)
@@ -142,7 +142,7 @@ class WithWeights(AttributeHints, HoldsSession):
         checkpoint.save(path, weights.checkpoint(optimizer), fingerprint(weights.source.model).graph)
 
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Continue from a checkpoint of `save` or of `Trainer.save`.
+        """Continue from a checkpoint written by `save` or `Trainer.save`.
 
         Args:
             path: the file.
@@ -167,8 +167,8 @@ class WithWeights(AttributeHints, HoldsSession):
 class ModelLoss(WithWeights, Loss):
     """The `Differentiable` loss of a model: calls compute its value, `gradients` its gradients.
 
-    In training mode, `gradients` also updates running statistics and the random state; a call before it sees the same
-    random numbers. Multiples of a loss are losses, as in `loss.on(batch) / 4`.
+    In training mode, `gradients` also updates running statistics and the random state; a call just before it uses the
+    same random numbers. Multiples of a loss are losses, as in `loss.on(batch) / 4`.
 
     Attributes:
         variables: the model's parameters; assigned values apply from the next call on.
@@ -187,8 +187,8 @@ class ModelLoss(WithWeights, Loss):
     def of(cls, model: object, loss: str, **options: Unpack[ModelOptions]) -> ModelLoss:
         """Return the loss of a model. It runs on CUDA if available, otherwise on the CPU, with low types emulated.
 
-        Arguments and errors are those of `training_step`. The default policy is mixed_float16 while the graph rewrite
-        is enabled, otherwise the policy of the process.
+        Arguments and errors are the same as for `training_step`. The default policy is mixed_float16 while the graph
+        rewrite is enabled, otherwise the policy of the process.
         """
         require("ModelLoss")
         return Weights(TrainingSource.of(model, options, policies.policy_of_sessions)).loss(loss)
@@ -249,7 +249,7 @@ class ModelLoss(WithWeights, Loss):
         graph, running = self._graph, self._weights.running
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
-            raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
+            raise TrainingError(f"the batch is missing the inputs {missing}; pass a complete batch with loss.on(batch)")
         (batch,) = as_feed([self._batch], graph.declared, graph.target)
         check_batch(graph.declared, graph.target, batch, 0)
         feeds = {**(self._fixed_weights or self._weights.arrays()), **batch, graph.seed: seed}

@@ -1,6 +1,6 @@
 """The update of a training step as graph nodes: unscale and test gradients, apply them, adjust the loss scale.
 
-All these nodes stay float32 under any policy: their names start with `REGION`, and `step` pins nodes with that prefix.
+All of these nodes are kept in float32 under any policy, because their names start with `REGION`.
 Gradients are cast to float32 before they are unscaled, since 1 / scale or the quotient could underflow in a low type.
 
 The finite test sums g - g over all gradients: the sum is 0 if all are finite, and NaN otherwise. A maximum would not
@@ -28,7 +28,7 @@ from amp_rewrite.train.update.optimizer import Optimizer, initial_slots
 
 REGION = "amp.update"
 NEW = "new/"
-"""Prefix of the output with the new value of a state input of the same name."""
+"""Prefix of the output with the new value of a state input."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +118,7 @@ class Operand(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True)
 class Scaling:
-    """The loss scale of a graph: its rule, and the names of the float32 scale and of the int64 good steps."""
+    """The loss scale of a graph: its rule, and the names of its float32 value and int64 count of finite steps."""
 
     rule: LossScale | None
     scale: str | None = None
@@ -163,11 +163,11 @@ def append_update(
     buffers: Buffers = MappingProxyType({}),
     random: tuple[str, Array] | None = None,
 ) -> Update:
-    """Append the nodes computing the new state from scaled gradients.
+    """Append an update: the new state, computed from scaled gradients.
 
     `variables`: initial values of the trained parameters, by the name of their float32 graph input. `gradients`: names
     of the gradients, by the same names. `random`: the input with the random state, and its initial value. Buffers are
-    updated in every run. With micro-batches, the last run makes the step with the mean of all gradients, and adjusts
+    updated in every run. With micro-batches, the last run takes the step with the mean of all gradients, and adjusts
     the scale once.
 
     With a dynamic scale, a step with nonfinite gradients changes only the scale. Without one, every step is applied.
@@ -221,7 +221,7 @@ def append_unscaling(
 
 @dataclass
 class _Update:
-    """An update under construction. `last`: a bool, True in the last run of a step; None if every run is a step."""
+    """An update under construction. `last`: name of a bool, True in a step's last run; None if every run is a step."""
 
     b: Builder
     scaling: Scaling

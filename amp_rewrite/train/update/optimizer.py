@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.arguments import checked_arguments, float_array, unknown_attribute
-from amp_rewrite.train.loss_scale import Gradient, IndexedSlices, class_of, serialize
+from amp_rewrite.train.loss_scale import Gradient, IndexedSlices, serialize, serialized_class
 
 Values = Mapping[str, Any]
 """Arrays, or values of a graph under construction, by slot name."""
@@ -84,21 +84,21 @@ SCHEDULES: dict[str, type[Schedule]] = {}
 
 
 def rate_from_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return a number as it is, or create the schedule of a `serialize` result. TrainingError for an unknown schedule.
+    """Return a number unchanged, or a schedule from a `serialize` result. TrainingError for an unknown schedule.
 
     `custom_objects`: additional schedule classes by name.
     """
     if not isinstance(config, Mapping):
         return config
-    schedule_class, inner = class_of(config, "schedule", SCHEDULES, custom_objects)
+    schedule_class, inner = serialized_class(config, "schedule", SCHEDULES, custom_objects)
     return schedule_class.from_config(inner)
 
 
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 _FLAGS = ("nesterov", "epsilon_in_root")
-_OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
-"""Keras hyperparameters that are not supported here, with the values that have no effect."""
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
+"""Keras hyperparameters that are not supported here, each with the values that disable it."""
 _STATEFUL_ONLY = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
 
 _RANGES = {
@@ -116,9 +116,9 @@ class Optimizer:
     its gradient.
 
     Args:
-        clipnorm: largest norm of each gradient.
-        clipvalue: largest magnitude of each element.
-        global_clipnorm: largest norm of all gradients taken together.
+        clipnorm: maximum norm of each gradient.
+        clipvalue: maximum magnitude of each element.
+        global_clipnorm: maximum norm of all gradients taken together.
         weight_decay: factor of the variable in its gradient.
 
         learning_rate: a number or a `Schedule`.
@@ -187,7 +187,7 @@ class Optimizer:
         raise NotImplementedError
 
     def updated(self, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Return the result of weight decay and `rule` for a clipped gradient; the arguments are those of `rule`."""
+        """Return the result of weight decay and `rule` for a clipped gradient; its arguments are those of `rule`."""
         if self.weight_decay and self.DECOUPLED:
             variable = variable - (rate * np.float32(self.weight_decay)) * variable
         elif self.weight_decay:
@@ -208,7 +208,7 @@ class Optimizer:
 
     @property
     def spelling(self) -> str:
-        """The name, the learning rate, and all hyperparameters differing from their defaults, as text."""
+        """The name, the learning rate, and all non-default hyperparameters, as text."""
         shown = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
         parts = (f"{name}={f'{v:g}' if type(v) is float else v}" for name, v in shown.items())
         return ",".join([type(self).__name__.lower(), *parts])
@@ -223,7 +223,7 @@ class Optimizer:
         """Return a new optimizer from a `get_config` result, of this class or of Keras."""
         names = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
-        return cls(**{n: value for n, value in named.items() if n in names or value not in _OFF_IN_KERAS.get(n, ())})
+        return cls(**{n: value for n, value in named.items() if n in names or value not in _UNSUPPORTED.get(n, ())})
 
 
 def _norm(parts: list[Any]) -> Any:
@@ -259,7 +259,7 @@ def applied(
     step: int,
     learning_rate: float | np.float32 | None = None,
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
-    """Return the variables and slots after step number `step`, counted from 1; the arguments do not change.
+    """Return the variables and slots after step number `step`, counted from 1; the arguments are not changed.
 
     All arrays are float32. `slots` maps variables to their slots. A variable with the gradient None keeps its value and
     slots. A sparse gradient is zero in its missing rows, so their slots decay as in Keras's Adam, but unlike in Keras's
@@ -285,8 +285,8 @@ def _dense(gradient: Gradient, variable: Array) -> Array:
         invalid = rows[(rows < 0) | (rows >= (len(variable) if variable.ndim else 0))]
         if invalid.size:
             raise TrainingError(
-                f"a sparse gradient has row {invalid[0]}, out of range for a variable of shape {variable.shape};"
-                " correct its indices"
+                f"a sparse gradient has row {invalid[0]}, which is out of range for a variable of shape"
+                f" {variable.shape}; correct its indices"
             )
         dense = np.zeros(variable.shape, np.float32)
         np.add.at(dense, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))

@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.arguments import checked_arguments
-from amp_rewrite.train.loss_scale import class_of
+from amp_rewrite.train.loss_scale import serialized_class
 from amp_rewrite.train.update.optimizer import SCHEDULES, Optimizer, Result, Schedule, Values, rate_from_config
 
 
@@ -133,8 +133,8 @@ class Adam(Optimizer):
         v = np.float32(self.beta_2) * slots["v"] + np.float32(1 - self.beta_2) * (gradient * gradient)
         correction = by.sqrt(_bias_correction(self.beta_2, step))  # a scalar: cheaper than correcting each root
         root = by.sqrt(v) + np.float32(self.epsilon) * correction
-        pace = rate * correction / _bias_correction(self.beta_1, step)
-        return variable - pace * (m / root), {"m": m, "v": v}
+        step_size = rate * correction / _bias_correction(self.beta_1, step)
+        return variable - step_size * (m / root), {"m": m, "v": v}
 
 
 @checked_arguments()
@@ -143,7 +143,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable.
 
     Args:
-        weight_decay: factor of the variable in the subtracted term.
+        weight_decay: the decay rate.
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)
@@ -156,7 +156,7 @@ class AdamW(Adam):
 @checked_arguments()
 @dataclass(frozen=True)
 class CosineDecay(Schedule):
-    """Half a cosine from the initial rate down to `alpha` times it, then constant (Loshchilov and Hutter, 2017).
+    """Half a cosine from the initial rate to `alpha` times that rate, then constant (Loshchilov and Hutter, 2017).
 
     Args:
         initial_learning_rate: the rate of the first step.
@@ -185,7 +185,7 @@ class ExponentialDecay(Schedule):
 
     Args:
         initial_learning_rate: the rate of the first step.
-        decay_steps: number of steps per factor.
+        decay_steps: number of steps in which the rate shrinks by one factor.
         decay_rate: the factor.
         staircase: True multiplies once after every `decay_steps` steps instead of gradually.
     """
@@ -212,7 +212,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
 
     `custom_objects`: additional subclasses of Optimizer, StatefulOptimizer or Schedule by name.
     """
-    optimizer_class, inner = class_of(config, "optimizer", OPTIMIZERS, custom_objects)
+    optimizer_class, inner = serialized_class(config, "optimizer", OPTIMIZERS, custom_objects)
     if "learning_rate" in inner:
         inner = {**inner, "learning_rate": rate_from_config(inner["learning_rate"], custom_objects)}
     return optimizer_class.from_config(inner)
