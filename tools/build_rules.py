@@ -14,7 +14,7 @@ INDEX = """# Rules
 
 `tools/build_rules.py` generates these pages from the code. `amp-rewrite explain NAME` prints the same text.
 
-If two reasons disagree about an op, the one in the higher tier wins.
+The tiers are in order of precedence: if two reasons disagree about an op, the one in the higher tier applies.
 """
 
 
@@ -72,10 +72,12 @@ def page(name: str) -> str:
     same = _rules_of(fact["reason"]) if fact["reason"] in REASONS else ()
     others = [f"[`{other}`]({other}.md)" for other in same if other != name]
     shared = f" {', '.join(others)} {'gives' if len(others) == 1 else 'give'} the same reason." if others else ""
-    where = "In reports" if fact["reason"] in REASONS else "As a finding"
-    parts = [f"# {name}", fact["promise"], f"{where}: `{fact['reason']}`, {fact['words']}.{shared}"]
+    words = f"In reports: `{fact['reason']}`, \"{fact['words']}\"."
+    if fact["reason"] not in REASONS:
+        words = f"Reported as the finding `{fact['reason']}`: {fact['words']}."
+    parts = [f"# {name}", fact["promise"], words + shared]
     for head, text in fact["sections"].items():
-        parts += [f"## {head}", textwrap.fill(text, 120)]
+        parts += [f"## {head}", textwrap.fill(text, 120, break_on_hyphens=False)]
     for head, text in fact["models"].items():
         parts += [f"## {head}", f"```\n{text.rstrip()}\n```"]
     parts.append("[All rules](README.md)")

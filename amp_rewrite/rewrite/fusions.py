@@ -10,8 +10,8 @@ from amp_rewrite.decide.reasons import Documented
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
-_SHARED = "An intermediate value that another op reads; a type other than float32; a target without a kernel."
-_PROOF = "In float64 on random inputs, both forms agree within four float32 roundoff units; constants agree exactly."
+_SHARED = "an intermediate value that another op reads; a type other than float32; a target without a kernel"
+_AGREEMENT = "On random inputs in float64, both forms agree within 4 float32 roundoff units; constants match exactly."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,26 @@ class FusionRule(Documented):
         off, mode = _MODES[self.fuse]
         return {
             "What it replaces": f"{self.spelling} becomes {self.operator} {where}, {mode}.",
-            "What prevents it": f"{self.refusals} {self.shared}".rstrip(),
-            "Proof": _PROOF,
+            "What prevents it": f"Any of these: {'; '.join(filter(None, (self.refusals, self.shared)))}.",
+            "Verification": _AGREEMENT,
             "How to override": f"`--fuse {off}`, or `--keep` or `--lower` with the name of an op.",
         }
 
 
 _MODES = {
-    "basic": ("none", "unless `--fuse none` is given"),
+    "basic": ("none", "unless you pass `--fuse none`"),
     "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
 """For each mode: the option to turn its fusions off, and the text about the one to turn them on."""
-_LAST_AXIS = "An axis other than the last, or one of unknown size; an epsilon that is not one constant inside the root;"
-_NORM = f"{_LAST_AXIS} a scale or bias that does not have one number per element."
+_LAST_AXIS = "an axis other than the last, or of unknown size; an epsilon that is not a constant scalar under the root"
+_NORM = f"{_LAST_AXIS}; a scale or bias that does not have one number per element"
 _MASKS = "two masks; a mask that does not cover every query and key"
-_ATTENTION = f"Scores capped by Tanh; a computed scale; {_MASKS}; an unknown number of heads."
-_SKIP = "Shapes of x and skip that are not known to be equal; an axis other than the last."
-_BIAS = "A bias that is not a vector of the last axis's size."
-_IMAGES = "A rank other than 4; groups with an odd number of channels, or with more than 512."
-_GELU = "Constants that differ from GELU's in float32."
+_ATTENTION = f"scores capped by Tanh; a computed scale; {_MASKS}; an unknown number of heads"
+_SKIP = "x and skip are not known to have the same shape; an axis other than the last"
+_BIAS = "a bias that is not a vector of the last axis's size"
+_IMAGES = "a rank other than 4; groups with an odd number of channels, or with more than 512"
+_GELU = "constants that differ from GELU's in float32"
 
 _contrib = partial(FusionRule, fuse="contrib")
 
@@ -66,14 +66,14 @@ FUSIONS: tuple[FusionRule, ...] = (
         "constant",
         "Constant",
         "Arithmetic on constants of at most 4096 elements",
-        "An op that is neither exact nor correctly rounded.",
+        "an op that is neither exact nor correctly rounded",
         shared="",
     ),
     FusionRule(
         "batch_normalization",
         "Conv, ConvTranspose or Gemm with new weights",
         "A BatchNormalization after a linear op with constant weights",
-        "Training mode; a ConvTranspose with groups; new weights beyond the low type's range.",
+        "training mode; a ConvTranspose with groups; new weights beyond the low type's range",
     ),
     FusionRule(
         "layer_normalization", "LayerNormalization", "(x − mean x) / √(mean (x − mean x)² + ε) · scale + bias", _NORM
@@ -82,16 +82,16 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "group_normalization",
         "InstanceNormalization between two Reshapes",
-        "A float16 GroupNormalization of opset 21, for which onnxruntime has no CUDA kernel,",
-        "A scale or bias that is not a constant with one number per channel.",
+        "A float16 GroupNormalization at opset 21, where onnxruntime lacks a CUDA kernel for it,",
+        "a scale or bias that is not a constant with one number per channel",
     ),
     FusionRule(
         "division",
         "Div",
         "x · (1 / √s) in a norm that stays written out",
-        "A reciprocal computed by an op other than Reciprocal, which onnxruntime turns into a division itself.",
+        "a reciprocal computed by another op, for example Div (onnxruntime itself turns it into a division)",
     ),
-    FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "An axis other than the last."),
+    FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "an axis other than the last"),
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
     FusionRule("gelu_tanh", "Gelu", "x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))", _GELU),
     FusionRule("attention", "Attention", "softmax(Q Kᵀ · scale, masked) V", _ATTENTION),
@@ -99,26 +99,26 @@ FUSIONS: tuple[FusionRule, ...] = (
         "multi_head_attention",
         "MultiHeadAttention",
         "softmax(Q Kᵀ · scale, masked) V",
-        f"{_ATTENTION} A mask of fewer than four axes.",
+        f"{_ATTENTION}; a mask with fewer than four axes",
     ),
     _contrib(
         "group_query_attention",
         "GroupQueryAttention",
         "Causal attention with keys and values repeated for several query heads",
-        "A mask that is not constant and causal; unknown sizes; heads wider than 256; an op that might stay"
-        " float32, for which CUDA has no kernel.",
+        "a mask that is not constant and causal; unknown sizes; heads wider than 256; an op that might stay"
+        " float32, which the CUDA kernel does not support",
     ),
     _contrib(
         "rotary_embedding",
         "RotaryEmbedding",
         "x · cos + (−x₂, x₁) · sin, with the halves x₁ and x₂ of x,",
-        "Cosines and sines whose halves are not provably equal, or that differ between the rows of a batch.",
+        "cosines or sines with halves that are not provably equal, or that differ between the rows of a batch",
     ),
     _contrib(
         "patches",
         "MatMul",
         "A Conv over adjacent patches, laid out as tokens by features,",
-        "Padding, groups or dilation; an image size that is not a multiple of the patch size.",
+        "padding, groups or dilation; an image size that is not a multiple of the patch size",
     ),
     _contrib("skip_layer_normalization", "SkipLayerNormalization", "A LayerNormalization of x + skip", _SKIP),
     _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "An RMSNormalization of x + skip", _SKIP),
@@ -128,23 +128,23 @@ FUSIONS: tuple[FusionRule, ...] = (
         "bias_split_gelu",
         "BiasSplitGelu",
         "The first half of x + bias, times the GELU of the second half,",
-        "A rank other than 3; other than 2560, 5120 or 10240 features; the tanh approximation of GELU.",
+        "a rank other than 3; a number of features other than 2560, 5120 or 10240; the tanh approximation of GELU",
         "diffusion",
     ),
     FusionRule(
         "group_norm",
         "GroupNorm",
-        "A group normalization, with or without x · sigmoid(x) after it,",
-        f"{_IMAGES} A scale or shift that is not a constant with one number per channel.",
+        "A group normalization, optionally followed by x · sigmoid(x),",
+        f"{_IMAGES}; a scale or shift that is not a constant with one number per channel",
         "diffusion",
     ),
     FusionRule(
         "skip_group_norm",
         "SkipGroupNorm",
-        "A group normalization of x + skip, with or without x · sigmoid(x) after it,",
-        f"{_IMAGES} Unknown sizes; a skip with neither the shape of x nor one number per image and channel.",
+        "A group normalization of x + skip, optionally followed by x · sigmoid(x),",
+        f"{_IMAGES}; unknown sizes; a skip with neither the shape of x nor one number per image and channel",
         "diffusion",
     ),
-    _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
+    _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "a factor a that is not a constant scalar"),
 )
 """All fusions. With `contrib` and `diffusion`, GELU is also fused below its opset."""
