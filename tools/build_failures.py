@@ -14,9 +14,9 @@ INDEX = f"""# Failures of half-precision conversion
 
 60 ways in which a conversion to float16 or bfloat16 can fail, listed by error text or symptom. Each has a minimal model
 in [tests/suites/catalogue]({TESTS}). Tests convert it with the default settings and with other types, targets, opsets
-and fusions. The result must pass the checker, load, lower exactly the intended ops and compute the same outputs as the
-float32 model with every lowered result rounded. Another test shows that a naive whole-graph converter fails on the
-model with the error quoted on its page (except for two additional models, in rows 4 and 11).
+and fusions. The result must pass the checker, load, lower exactly the intended ops, and compute the same outputs as the
+float32 model does when every lowered result is rounded. Another test shows that a naive whole-graph converter fails on
+the model with the error quoted on its page (except for two additional models, in rows 4 and 11).
 [failures.yaml](failures.yaml) contains the text of these pages, and `tools/build_failures.py` generates them.
 """
 PLAIN = "Convert the float32 model: `amp-rewrite model.onnx -o model.float16.onnx`. No option is needed."
@@ -54,7 +54,7 @@ def page(number: int, row: dict[str, Any]) -> str:
     rules = ", ".join(f"[`{name}`](../rules/{name}.md)" for name in row.get("rules", ()))
     parts = [f"# {_plain(row['title'])}", f"**Cause.** {row['cause']}"]
     if "seen" in row and number < GROUPS["Wrong numbers, or slow"].start:
-        parts.append(f"**Error** of a naive conversion of the smallest model:\n\n```\n{row['seen']}\n```")
+        parts.append(f"**Error** from a naive conversion of the smallest model:\n\n```\n{row['seen']}\n```")
     parts += [f"**What amp-rewrite does.** {row['here']}" + (f" Rules: {rules}." if rules else "")]
     parts += [f"**What to do.** {row['do'].replace('Nothing.', PLAIN)}"]
     parts += [f"{where} ([catalogue]({TESTS}), row {number}). [All failures](README.md)"]

@@ -72,7 +72,7 @@ def page(name: str) -> str:
     same = _rules_of(fact["reason"]) if fact["reason"] in REASONS else ()
     others = [f"[`{other}`]({other}.md)" for other in same if other != name]
     shared = f" {', '.join(others)} {'gives' if len(others) == 1 else 'give'} the same reason." if others else ""
-    words = f"In reports: `{fact['reason']}`, \"{fact['words']}\"."
+    words = f'In reports: `{fact["reason"]}`, "{fact["words"]}".'
     if fact["reason"] not in REASONS:
         words = f"Reported as the finding `{fact['reason']}`: {fact['words']}."
     parts = [f"# {name}", fact["promise"], words + shared]
