@@ -171,7 +171,7 @@ def _converted(rows: Sequence[Row]) -> list[str]:
 
 
 def _exported(rows: Sequence[Row]) -> list[str]:
-    head = ("model", "as exported", "first jump of the error", "repaired", "ops raised", "products raised", "low")
+    head = ("model", "as exported", "first jump in the error", "repaired", "ops raised", "products raised", "low")
     return measure.markdown(
         head,
         (
@@ -207,7 +207,7 @@ def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
     lines = [
         *_INTRODUCTION.splitlines(),
         "",
-        "| model | description | failure | remedy |",
+        "| model | description | failure | remedy and its source |",
         "| --- | --- | --- | --- |",
         *about,
     ]
@@ -226,46 +226,46 @@ _INTRODUCTION = """\
 This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
 [tests/support/hard_models.py](../../tests/support/hard_models.py), with data that triggers the problem; for most of
 them, op lists and constants do not reveal it. `python benchmarks/run.py hard_models` writes this page. Low precision is
-[emulated](../concepts/emulation.md); nothing was run on a GPU. `tests/suites/models/test_hard_models.py`
-checks the results. [Range shifting](../concepts/shift.md), which is on by default, is off here (`--set shift=none`) to
-test only the guard and the search; it is measured with [its own models](../../benchmarks/results/shift.md)."""
+[emulated](../concepts/emulation.md), without a GPU. `tests/suites/models/test_hard_models.py` checks the results.
+[Range shifting](../concepts/shift.md), which is on by default, is turned off here (`--set shift=none`) to test only the
+guard and the search. It is measured with [its own models](../../benchmarks/results/shift.md)."""
 
 _READING = {
     "float16": """\
-*Naive*: every tensor float16, as with `astype`. *Without data*: `amp-rewrite model.onnx --no-check`. *With
+*Naive*: every tensor is float16, as with `astype`. *Without data*: `amp-rewrite model.onnx --no-check`. *With
 data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs have
-magnitude 1; those of `large_logits` are probabilities). A number is the largest error, divided by the allowed error:
-up to 1 is ok. *Pinned* lists the regions that the search kept in float32 in addition to the guard's; each is necessary.
-*Trials* counts the conversions that the search tried. For `large_logits` the tolerance only tests for NaN: at 90,000, a
-softmax is 0 or 1.""",
+magnitude 1; the outputs of `large_logits` are probabilities). Each number is the largest error divided by the allowed
+error; up to 1 is ok. *Pinned* lists the regions that the search kept in float32 in addition to the guard's; each of
+them is necessary. *Trials* counts the conversions that the search tried. For `large_logits`, the tolerance only tests
+for NaN, because a softmax of logits near 90,000 is 0 or 1.""",
     "bfloat16": """\
 bfloat16 has float32's range but three bits fewer than float16, so the tolerance is eight times as wide: 8e-2. Values
-that overflow float16 fit, but computations that need precision fail more easily.""",
+that overflow float16 fit bfloat16, but computations that need precision fail more easily.""",
 }
 
 _HALF = """\
 ## Models exported in half precision
 
-These are the same models with every tensor in the low type and constants clamped to its range, as exporters of
-half-precision models write them. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with
-itself in float32, without rounding; `amp-rewrite half.onnx -o mended.onnx --data batch.npz --set rtol=1e-2 --set
-atol=1e-2` raises the necessary ops to float32. The reference is that float32 twin, so the numbers exclude the error of
-the export."""
+These are the same models with every tensor in the low type and constants clamped to its range, as exporters write
+half-precision models. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
+float32, without rounding; `amp-rewrite half.onnx -o repaired.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2`
+raises the necessary ops to float32. The reference is the float32 twin, so the numbers do not include the error of the
+export."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier
 
-These are models of [tests/models](../../tests/models), exported by torch with random weights, converted to float16. In
+These are models from [tests/models](../../tests/models), exported by torch with random weights and converted to float16. In
 the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
-([tests/support/planted_models.py](../../tests/support/planted_models.py)). A number is the largest error, divided by
-the largest output; 0.01 is allowed: `--metric scaled=1e-2`."""
+([tests/support/planted_models.py](../../tests/support/planted_models.py)). Each number is the
+largest error divided by the largest output; 0.01 is allowed (`--metric scaled=1e-2`)."""
 
 _MORE = """\
 ## Try one
 
 <!-- not run: needs a checkout -->
 ```console
-$ python tests/support/hard_models.py hard        # writes NAME.onnx and NAME.npz of each
+$ python tests/support/hard_models.py hard        # writes NAME.onnx and NAME.npz for each model
 $ python examples/repair.py               # repairs one of them, command by command
 ```"""
 

@@ -41,11 +41,12 @@ GPU = (*EXPORTED, "dense", *SMALL, *TINY)
 NEAR = 1e-2
 INTRO = f"""# Results of the plain command
 
-`amp-rewrite model.onnx`, without options, on [models that break in half precision](hard_models.md) with the data that
-break them, and on the models [measured on a GPU](gpu.md) with random data. *Right*: no error exceeds {NEAR:g} of the
-largest value of its output, with half precision [emulated](../concepts/emulation.md). *Kept*: ops that the check on a
-random batch keeps in float32. *Small*: a small export of the same architecture replaces the model. The same command
-converts [trained models](trained.md), tested at their tasks. `python benchmarks/run.py plain CACHE` writes this page.
+This page shows the results of `amp-rewrite model.onnx`, without options, on [models that break in half
+precision](hard_models.md) with the data that breaks them, and on the models [measured on a GPU](gpu.md) with random
+data. *Right*: no error exceeds {NEAR:g} of the largest value of its output, with half precision
+[emulated](../concepts/emulation.md). *Kept*: the number of ops that the check on a random batch keeps in float32.
+*Small*: a small export of the same architecture replaces the model. [Trained models](trained.md) are converted with the
+same command and tested at their tasks. `python benchmarks/run.py plain CACHE` writes this page.
 """
 
 

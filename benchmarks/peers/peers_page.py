@@ -22,10 +22,11 @@ PAGE = measure.ROOT / "docs" / "evidence" / "peers.md"
 OURS = "amp-rewrite"
 INTRO = """# Compared with other converters
 
-Time, memory, Casts and error of one conversion to float16, on full-size models with random weights. Each measurement
-is a whole process, from import to written file, on {machine}. The error (L2) is relative to the outputs
-of the float32 model, under emulation. [The full table](../../benchmarks/results/peers.md) lists every tool, wall times
-and versions; `python benchmarks/run.py peers` measures it.
+The table compares the time, memory, Casts and error of a conversion to float16, for full-size models with random
+weights. Each measurement covers a whole process, from import to written file, on {machine}.
+The error (L2) is relative to the outputs of the float32 model, under emulation. [The full
+table](../../benchmarks/results/peers.md) lists every tool, wall times and versions; `python benchmarks/run.py peers`
+measures it.
 """
 
 NAMES = {
@@ -33,7 +34,7 @@ NAMES = {
     "vit_base": "ViT-base",
     "whisper_small_encoder": "Whisper encoder",
     "bert_base": "BERT-base",
-    "bert_base_masked": "the same, one row fully masked",
+    "bert_base_masked": "BERT-base, one row fully masked",
     "gpt2": "GPT-2",
     "unet": "UNet",
     "llama": "Llama",
@@ -59,7 +60,7 @@ def page(results: Mapping[str, Any]) -> str:
     models = sorted({row["model"]: row["megabytes"] for row in rows}.items(), key=lambda named: (named[1], named[0]))
     table = measure.markdown(HEAD, [_cells([r for r in rows if r["model"] == model]) for model, _ in models])
     table[1] = "|" + "---|" * len(HEAD)
-    others = "The others are onnxruntime's two float16 tools, onnxconverter-common and ModelOpt AutoCast."
+    others = "The other converters are onnxruntime's two float16 tools, onnxconverter-common and ModelOpt AutoCast."
     return "\n".join([INTRO.format(machine=machine), *table, "", others, *_failed(rows)]) + "\n"
 
 
@@ -72,7 +73,7 @@ def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
     whole = [row for row in others if row["judged"]["lowered"] == row["judged"]["compute"]]
     name, size = NAMES[ours["model"]], f"{ours['megabytes']:.0f} MB"
     return (
-        name if name.startswith("the same") else f"{name}, {size}",
+        name if "masked" in name else f"{name}, {size}",
         f"{ours['cpu']:.1f} / {_least([f['cpu'] for f in others], '.1f')}",
         f"{ours['peak'] / 1e6:.0f} / {_least([f['peak'] / 1e6 for f in others], '.0f')}",
         f"{ours['judged']['casts']} / {_least([f['judged']['casts'] for f in others], 'd')}",

@@ -153,9 +153,9 @@ def llama_outlier(blocks: int = 5) -> Hard:
         draft.model(y, batch),
         batch,
         f"A Llama-like decoder of {blocks} blocks: written-out RMSNorm, attention, SwiGLU. One channel of the first "
-        "token is 300; the MLP of the second block raises it to 70,000, and it stays there.",
+        "token is 300; the MLP of the second block raises it to 70,000, where it stays.",
         "300² in the first norm, then a residual stream beyond 65504",
-        "norms stay float32 (by the graph), and so does the product that writes the 70,000 (by data)",
+        "norms (from the graph) and the product that writes the 70,000 (from data) stay float32",
     )
 
 
@@ -183,8 +183,8 @@ def t5_outlier(blocks: int = 6) -> Hard:
         batch,
         f"A T5-like encoder of {blocks} blocks: written-out RMSNorm, relative position bias, ReLU. The feed-forward "
         "layer of the third block writes up to 90,000 into all channels.",
-        "a feed-forward layer and the residual stream after it, beyond 65504",
-        "norms stay float32 (by the graph), and so does the product that writes the 90,000 (by data)",
+        "a feed-forward layer and the subsequent residual stream beyond 65504",
+        "norms (from the graph) and the product that writes the 90,000 (from data) stay float32",
     )
 
 
@@ -198,9 +198,9 @@ def large_logits(layers: int = 11) -> Hard:
     return Hard(
         draft.model(y, batch),
         batch,
-        f"A classifier of {layers + 1} dense layers whose logits reach 90,000 before the final softmax.",
+        f"A classifier with {layers + 1} dense layers and logits of up to 90,000 before the final softmax.",
         "logits beyond 65504; inf - inf in the softmax",
-        "the last product and the softmax stay float32 (by data)",
+        "the last product and the softmax stay float32 (from data)",
     )
 
 
@@ -228,10 +228,10 @@ def vae_decoder(channels: int = 8, size: int = 4) -> Hard:
         draft.model(y, batch),
         batch,
         "The decoder of an image VAE: nine residual blocks with group norms at three sizes, attention at the smallest, "
-        "convolutions after nearest-neighbor upsampling. Activations reach 80,000 at the middle size, 100,000 at the "
-        "largest.",
+        "convolutions after nearest-neighbor upsampling. Activations reach 80,000 at the middle size and 100,000 at "
+        "the largest.",
         "a residual stream beyond 65504, read by a convolution without a norm before it",
-        "the convolutions that write and read it stay float32, with all sums and norms between them (by data)",
+        "the convolutions that write and read it stay float32, with all sums and norms in between (from data)",
     )
 
 
@@ -257,9 +257,9 @@ def offset_norm(layers: int = 11, channels: int = 4, size: int = 8) -> Hard:
     return Hard(
         draft.model(x, batch),
         batch,
-        f"{layers + 1} convolutions; the first passes 3000 ± 0.5 to an instance norm, and the image is in the ± 0.5.",
-        "near 3000, the spacing of float16 is 2, that of bfloat16 16",
-        "the first convolution and the norm stay float32 (by the search: all values fit, so ranges do not show it)",
+        f"{layers + 1} convolutions; the first passes 3000 ± 0.5 to an instance norm; only the ± 0.5 carries the image.",
+        "near 3000, the spacing is 2 in float16 and 16 in bfloat16",
+        "the first convolution and the norm stay float32 (from the search; all values fit, so ranges do not show it)",
     )
 
 
@@ -279,7 +279,7 @@ def masked_rows(blocks: int = 4) -> Hard:
         batch,
         f"{blocks} blocks of attention with an additive mask of -3.4e38 that hides every key of one row.",
         "-3.4e38 becomes -inf, and both 0 · -inf and the softmax of a fully masked row are NaN",
-        "the scores to which the mask is added stay float32 (by constants)",
+        "the scores to which the mask is added stay float32 (from constants)",
     )
 
 
@@ -310,8 +310,8 @@ def far_rotary(blocks: int = 4, positions: int = 8192) -> Hard:
         draft.model(x, batch),
         batch,
         f"{blocks} blocks of attention with rotary embeddings, at positions up to {positions - 1}.",
-        "beyond 4096, the spacing of float16 is 4, that of bfloat16 32",
-        "the ops that compute the angles stay float32 (by the graph; in a half-precision export, by the search)",
+        "beyond 4096, the spacing is 4 in float16 and 32 in bfloat16",
+        "the ops that compute the angles stay float32 (from the graph; in a half-precision export, from the search)",
     )
 
 

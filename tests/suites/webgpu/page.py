@@ -33,20 +33,21 @@ def _sections(numbers: Numbers) -> Iterator[str]:
         f"`make webgpu-page` runs float16 on {numbers['device']}, with {numbers['provider']} and onnxruntime "
         f"{numbers['onnxruntime']} on {numbers['machine']}, and writes this page and "
         "[its numbers](../../benchmarks/results/webgpu.json). The device is software, so it shows the effect of "
-        "float16 on numbers, not on speed. Every WebGPU device without subgroup matrices runs the same shaders, but a "
+        "float16 on results, not on speed. Every WebGPU device without subgroup matrices runs the same shaders, but a "
         "driver may round functions such as `exp` differently."
     )
     yield "## Each op"
     yield _text(
-        "RMS error of the result against float32, for normally distributed inputs rounded to float16. *Emulated* is "
-        "the error under `emulate`, which accumulates in float32, as CUDA does; *times* is the ratio of the two. The "
-        f"shaders round after each step. *Allowed*: tests allow a ratio from {LEAST:g} to {FACTOR:g}, and up to √n for "
-        "a product over n terms, because rounding errors add up as in a random walk. The shapes in "
+        "Each error is the RMS error of the result relative to float32, for normally distributed inputs rounded to "
+        "float16. *Emulated* is the error under `emulate`, which accumulates in float32, as CUDA does; *ratio* is the "
+        "error on the device divided by the emulated one. The shaders round after each step. *Allowed* is the largest "
+        f"ratio that tests accept: {FACTOR:g}, or up to √n for a product over n terms, because rounding errors add up "
+        f"as in a random walk. The smallest accepted ratio is {LEAST:g}. The shapes in "
         "`tests/suites/webgpu/op_cases.py` were fixed before the first run. The median ratio is "
-        f"{median(map(times, numbers['ops'])):.2f}, the largest {max(map(times, numbers['ops'])):.0f}."
+        f"{median(map(times, numbers['ops'])):.2f}, and the largest is {max(map(times, numbers['ops'])):.0f}."
     )
     yield _table(
-        ("op and shapes", "device", "emulated", "times", "allowed"),
+        ("op and shapes", "device", "emulated", "ratio", "allowed"),
         [
             (row["case"], f"{row['device']:.1e}", f"{row['emulated']:.1e}", f"{times(row):.2f}", f"{row['factor']:.3g}")
             for row in numbers["ops"]
@@ -56,20 +57,20 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     rows = [row for row in numbers["models"] if "error" not in row]
     worst = max(rows, key=lambda row: row["device"])
     yield _text(
-        "Largest error of an output on the device and under emulation, relative to the output's largest float32 value, "
-        "for models converted with `--target webgpu`. *Low* counts float16 ops, and *terms* the terms in one result of "
-        "each of their products. The error that float16 sums add to the emulated one (in squares) is at most "
+        "Each error is the largest of any output, relative to the output's largest float32 value, for models converted "
+        "with `--target webgpu`. *Low* counts float16 ops, and *terms* the terms in one result of each of their "
+        "products. The contribution of float16 sums to the error (the root of the difference of squares) is at most "
         f"{growth(rows):.1e} times the root of the terms. No error exceeds {max(map(times, rows)):.1f} times the "
-        f"emulated one (tests allow {FACTOR:g}). The largest is {worst['device']:.1e}, of {worst['model']} (tests "
-        f"allow {BOUND:g})."
+        f"emulated one (tests allow {FACTOR:g}). The largest error, for {worst['model']}, is {worst['device']:.1e} "
+        f"(tests allow {BOUND:g})."
     )
     yield _table(
-        ("model", "device", "emulated", "times", "low", "terms", "nodes on device / CPU", "floats on the CPU"),
+        ("model", "device", "emulated", "ratio", "low", "terms", "nodes on device / CPU", "float ops on the CPU"),
         [_model(row) for row in numbers["models"]],
     )
     yield _text(
-        "The provider leaves shapes and other small integers to the CPU. The last column lists ops on the CPU that "
-        "process floats: they have no WebGPU kernel at their version, or contain other ops."
+        "The provider runs ops on shapes and other small integers on the CPU. The last column lists the CPU ops that "
+        "process floating-point values: they do not have a WebGPU kernel at their version, or they contain other ops."
     )
 
 
