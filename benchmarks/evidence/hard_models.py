@@ -255,10 +255,10 @@ export."""
 _EXPORTED = f"""\
 ## Exported models with an outlier
 
-These are models from [tests/models](../../tests/models), exported by torch with random weights and converted to float16. In
-the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
-([tests/support/planted_models.py](../../tests/support/planted_models.py)). Each number is the
-largest error divided by the largest output; 0.01 is allowed (`--metric scaled=1e-2`)."""
+These are models from [tests/models](../../tests/models), exported by torch with random weights and converted to
+float16. In the middle of each, the weights of one product are scaled so that it adds {OUTLIER:,} to a residual stream
+([tests/support/planted_models.py](../../tests/support/planted_models.py)). Each number is the largest error divided by
+the largest output; 0.01 is allowed (`--metric scaled=1e-2`)."""
 
 _MORE = """\
 ## Try one
