@@ -44,12 +44,12 @@ Seconds = NDArray[Any]
 _RESAMPLES = 2000  # for the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles of a 95% interval
 _WARM_UP = 10  # unmeasured runs of each model
-_ROUND, _MAX_RUNS = 0.05, 50  # seconds of a round for the slowest model; the most runs in a round
+_ROUND, _MAX_RUNS = 0.05, 50  # seconds per round of the slowest model; maximum number of runs per round
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The latency of single runs: their number, and the median, 5th and 95th percentile in seconds."""
+    """The latency of individual runs: their number, and the median, 5th and 95th percentile in seconds."""
 
     runs: int
     median: float
@@ -74,8 +74,9 @@ class SpeedUp:
 def speed_up(baseline: Seconds, candidate: Seconds, *, seed: int = 0) -> SpeedUp:
     """Return the speed-up of the candidate: the geometric mean over rounds of the ratio of medians.
 
-    Round i of one is paired with round i of the other, since both had the same load. The interval is the percentile
-    bootstrap over rounds (B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13).
+    Round i of one model is paired with round i of the other, because both had the same load. The interval is a
+    percentile bootstrap interval over rounds (B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993,
+    chapter 13).
     """
     logs = np.log(np.median(baseline, axis=1)) - np.log(np.median(candidate, axis=1))
     factor = math.exp(logs.mean())
@@ -93,8 +94,8 @@ def speed_up(baseline: Seconds, candidate: Seconds, *, seed: int = 0) -> SpeedUp
 class BenchEntry:
     """The results of a model in one mode. `types`: its low types.
 
-    `latency`: with inputs and outputs on the device. `speed_ups`: by the name of the baseline. `memory`: peak bytes
-    for the batch; None if not measured, with the reason in `fault` if measuring failed.
+    `latency`: measured with inputs and outputs on the device. `speed_ups`: by the name of the baseline. `memory`: peak
+    bytes for the batch; None if not measured, with the reason in `fault` if the measurement failed.
     """
 
     name: str
@@ -110,7 +111,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Result):
-    """The results of all models on one machine. The first entry is the baseline; with TF32, so is the second.
+    """The results of all models on one machine. The first entry is the baseline, as is a second one with TF32.
 
     Attributes:
         provider: the provider that ran the models.
@@ -118,8 +119,8 @@ class Benchmark(Result):
         versions: versions by package.
         fed: the origin of the data.
         rounds: the number of rounds.
-        runs: the runs of each model in a round.
-        warm_up: the runs of each model that were not measured.
+        runs: the number of runs of each model per round.
+        warm_up: the number of unmeasured runs of each model.
         entries: one per model and mode.
         notes: caveats.
     """
@@ -145,14 +146,14 @@ class Benchmark(Result):
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
     def text(self) -> str:
-        """Return device, versions, and a table of latencies and memory as text."""
+        """Return the device, the versions, and a table of latencies and memory as text."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        each = f"{count(self.rounds, 'round')} of {count(self.runs, 'run')} of each"
+        each = f"{count(self.rounds, 'round')} of {count(self.runs, 'run')} per model"
         facts = (
             ("runs on", self.provider),
             ("device", f"{self.device}; {versions}"),
             ("data", self.fed),
-            ("measured", f"{each}, taking turns, after {self.warm_up} to warm up"),
+            ("measured", f"{each}, taking turns, after {self.warm_up} warm-up runs"),
         )
         lines = [", ".join(dict.fromkeys(entry.name for entry in self.entries)), *table(facts), ""]
         head = ["latency, ms", "median", "p5", "p95", *(f"vs {name}" for name in self.baselines)]
@@ -197,17 +198,17 @@ def bench(
 ) -> Benchmark:
     """Measure latency and peak memory of models on the first batch of `data`.
 
-    Latency is measured for single runs: after ten warm-up runs of each model, all take turns in `rounds` of about
-    50 ms. Inputs and outputs stay on the device. On CUDA, a float32 baseline runs twice, without and with TF32; other
-    models run with the options that `Session` chooses.
+    Latency is measured for individual runs. After ten warm-up runs of each model, the models take turns in `rounds` of
+    about 50 ms. Inputs and outputs stay on the device. On CUDA, a float32 baseline runs twice, without and with TF32;
+    other models run with the options that `Session` chooses.
 
     Args:
-        models: anything that `Model.load` accepts; the first one is the baseline.
+        models: anything that `Model.load` accepts; the first model is the baseline.
         data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
-        provider: the provider to use; None: CUDA if it can be opened, else the CPU.
+        provider: the provider to use; None: CUDA if it loads, else the CPU.
         rounds: the number of rounds.
         memory: True to measure peak memory, in a separate process for each model.
-        threads: threads for one op; 0 for one per core.
+        threads: threads per op; 0 for one per core.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
@@ -216,7 +217,7 @@ def bench(
     Raises:
         ModelError: a model cannot be opened or run; the message names it.
         FeedError: the data do not match the models.
-        PolicyError: an argument is illegal.
+        PolicyError: an argument is invalid.
 
     Example:
         >>> import amp_rewrite
@@ -225,13 +226,11 @@ def bench(
         1
     """
     if not models:
-        raise PolicyError("no model given; give at least one")
+        raise PolicyError("there is no model to measure; pass at least one")
     if rounds < 1:
-        raise PolicyError(f"{spelled('rounds', rounds)} is too small; give at least 1")
+        raise PolicyError(f"{spelled('rounds', rounds)} must be at least 1")
     if threads > MAX_THREADS:
-        raise PolicyError(
-            f"{spelled('threads', threads)} is too many; give at most {MAX_THREADS}, or leave it out for one per core"
-        )
+        raise PolicyError(f"{spelled('threads', threads)} must be at most {MAX_THREADS}; 0 uses one thread per core")
     require("bench")
     progress = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
@@ -260,7 +259,7 @@ def bench(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model in one mode, with its file and its batch. `number`: its position among the given models."""
+    """A model in one mode, with its file and its batch. `number`: its position in the arguments."""
 
     number: int
     name: str
@@ -288,7 +287,7 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
     `folder`: where to write models without a file. FeedError and ModelError name the model.
     """
     names = [name_of(source, f"model {number}") for number, source in enumerate(models)]
-    # Equal names get numbers.
+    # Number equal names.
     names = [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
     sides: list[Candidate] = []
     feed: Feed | None = None
@@ -348,19 +347,19 @@ def _notes_of_model(candidate: Candidate, runner: Runner) -> Iterator[str]:
     bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
     if bad:
         numbers = sum(array.size for array in arrays)
-        yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} values; compare with `amp-rewrite verify`"
+        yield f"{candidate.name}: {bad} of {numbers} output values are NaN or infinite; run `amp-rewrite verify`"
     if runner.provider == CUDA and (cost := cuda_options(candidate.model).cost):
         yield f"{candidate.name}: {cost}"
 
 
 def _notes(entries: Sequence[BenchEntry], provider: str, random: bool) -> Iterator[str]:
-    yield from (f"memory of {entry.name} was not measured: {entry.fault}" for entry in entries if entry.fault)
+    yield from (f"the memory of {entry.name} was not measured: {entry.fault}" for entry in entries if entry.fault)
     if provider == CPU and any(entry.types for entry in entries):
-        yield "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts"
+        yield "on a CPU, half precision is slower: onnxruntime computes most ops in float32, between Casts"
     if provider == CUDA:
-        yield "float32 is computed without TF32 unless the name says so; onnxruntime itself uses it by default"
+        yield "float32 models run without TF32 unless their name says otherwise; onnxruntime enables it by default"
     if random:
-        yield "the data is random: a model whose work depends on its data may run faster or slower on yours"
+        yield "the data is random: a model whose work depends on its data may be faster or slower on your data"
 
 
 def interleaved(
@@ -371,9 +370,10 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Seconds]:
-    """Time each run of each call, with `runs` of each in a round. Each round begins with another call.
+    """Time each run of each call, with `runs` of each per round.
 
-    So slow changes (clock rates, heat, other load) affect all calls equally. Exceptions of a call propagate.
+    Each round begins with a different call, so that slow changes (clock rates, heat, other load) affect all calls
+    equally. Exceptions from a call propagate.
     """
     names = list(calls)
     seconds = {name: np.empty((rounds, runs)) for name in names}
@@ -387,7 +387,7 @@ def interleaved(
 
 
 def runs_per_round(latencies: Sequence[float]) -> int:
-    """Return the number of runs in a round, from the seconds per call."""
+    """Return the number of runs per round, from the seconds per call."""
     return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MAX_RUNS)
 
 
@@ -395,15 +395,15 @@ def runs_per_round(latencies: Sequence[float]) -> int:
 
 
 def _with_memory(entries: Sequence[BenchEntry], sides: Sequence[Candidate], progress: Progress) -> list[BenchEntry]:
-    measured = []
+    results = []
     for number, (entry, side) in enumerate(zip(entries, sides, strict=True)):
         progress("memory", number, len(sides))
         try:
             peak = peak_memory(side.file, side.batch, side.provider, side.threads, side.options)
-            measured.append(replace(entry, memory=peak))
+            results.append(replace(entry, memory=peak))
         except MachineError as error:
-            measured.append(replace(entry, fault=str(error)))
-    return measured
+            results.append(replace(entry, fault=str(error)))
+    return results
 
 
 _STATUS = Path("/proc/self/status")
@@ -411,12 +411,12 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def device_name(provider: str) -> str:
-    """Return the name of the GPU and its driver, or of the processor with the cores of this process."""
+    """Return the name of the GPU and its driver, or of the processor with the number of cores for this process."""
     if offered := offered_device(provider):
         return f"{offered} ({provider})"
     machine = hardware() if provider == CUDA else None
     if machine is not None and machine.gpus:
-        driver = "" if machine.cuda is None else f", driver of CUDA {machine.cuda[0]}.{machine.cuda[1]}"
+        driver = "" if machine.cuda is None else f", driver for CUDA {machine.cuda[0]}.{machine.cuda[1]}"
         return f"{machine.gpus[0]}{driver}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processor = _line_of(_CPUS, "model name").strip(" \t:") or platform.processor() or platform.machine()
@@ -429,7 +429,7 @@ def _line_of(file: Path, start: str) -> str:
 
 
 def gpu_memory(load: Loader = ctypes.CDLL) -> int:
-    """Return the bytes in use on the first GPU by all processes; MachineError if the driver refuses."""
+    """Return the bytes in use on the first GPU by all processes; MachineError if a driver call fails."""
     driver = load(DRIVER)
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -442,14 +442,14 @@ def gpu_memory(load: Loader = ctypes.CDLL) -> int:
     )
     for name, *arguments in calls:
         if code := getattr(driver, name)(*arguments):
-            raise MachineError(f"the NVIDIA driver refused {name} with error {code}; measure without memory")
+            raise MachineError(f"the NVIDIA driver call {name} failed with error {code}; to skip it, pass --no-memory")
     return total.value - free.value
 
 
 def resident(*, peak: bool = False) -> int:
     """Return the resident bytes of this process, or their peak; 0 if unknown.
 
-    `ru_maxrss` is no substitute for the peak, since a process inherits it from its parent.
+    `ru_maxrss` is not a substitute for the peak, because a process inherits it from its parent.
     """
     line = _line_of(_STATUS, "VmHWM:" if peak else "VmRSS:")
     return int(line.split()[0]) << 10 if line else 0
@@ -464,7 +464,7 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
     MachineError if the process fails, or the system does not report memory.
     """
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
-        arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
+        arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # `file` is a parameter of savez
         np.savez(f"{folder}/batch.npz", **arrays)
         job = json.dumps([os.fspath(model.resolve()), f"{folder}/batch.npz", provider, threads, dict(options)])
         function = measure_peak.__name__
@@ -476,16 +476,16 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
 
 
 def measure_peak(file: str, data: str, provider: str, threads: int, options: Mapping[str, str]) -> int:
-    """Open a model, run it twice, and return the bytes added to those in use; 0 if unknown."""
+    """Open a model, run it twice, and return the additional bytes in use; 0 if unknown."""
     model = Model.load(file)
     batch = next(iter(Feed.of(data, model, allow_nonfinite=True)))
     has_provider(provider)  # loads the runtime's library, which must not count
     before = gpu_memory() if provider == CUDA else resident()
-    # Let the arena grow by the requested size, not by powers of two.
+    # Let the arena grow by the requested size, not to powers of two.
     options = {**options, "arena_extend_strategy": "kSameAsRequested"} if provider == CUDA else options
     binding = Runner.open(model, session_on(provider, threads, options)).bind(batch)
     for _ in range(2):  # the second run shows whether memory is reused
         binding.run()
-    # The binding must live until here: a deleted session frees its arena on the GPU.
+    # The binding must live until here, because a deleted session frees its arena on the GPU.
     after = gpu_memory() if provider == CUDA else resident(peak=True)
     return max(after - before, 0)

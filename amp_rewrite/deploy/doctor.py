@@ -1,6 +1,6 @@
-"""Checks whether this machine, and a model on it, can use fast half precision, with a remedy for each finding.
+"""Checks for fast half precision on this machine and in a model, with a remedy for each finding.
 
-Facts come from the driver, the loader, onnxruntime, the kernel tables, and the types and shapes of the model.
+The sources are the driver, the loader, onnxruntime, the kernel tables, and the types and shapes of the model.
 Everything else is reported as unknown.
 """
 
@@ -80,8 +80,8 @@ class Checkup(Result):
         if findings:
             return count(findings, "finding")
         if any(check.topic == "values" for check in self.checks):
-            lacks = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
-            return "no obstacle in the model; its values were not checked" + "; this machine has no GPU" * lacks
+            no_gpu = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
+            return "no obstacle in the model; its values were not checked" + "; this machine has no GPU" * no_gpu
         return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
 
     def text(self) -> str:
@@ -103,12 +103,12 @@ _INDENT = 9
 def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Checkup:
     """Find obstacles to fast half precision on this machine, and in a model if one is given.
 
-    With a model and without a GPU, findings about this machine become advice. The driver and onnxruntime are queried in
-    subprocesses, since they may crash.
+    If there is a model but no GPU, findings about this machine become advice. The driver and onnxruntime are queried in
+    subprocesses, because they may crash.
 
     Args:
         model: anything that `convert` accepts.
-        to: the low type; None: that of a half-precision model, else float16.
+        to: the low type; None: the low type of a half-precision model, else float16.
 
     Returns:
         All checks, with remedies.
@@ -155,12 +155,12 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     if machine.cuda is None:
         yield Check("driver", UNKNOWN, "CUDA version unknown")
     else:
-        served = f"serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
+        supported = f"supports CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
         if built is not None and machine.cuda[0] < built:
-            fact = f"{served}, but this onnxruntime is built for CUDA {built}"
+            fact = f"{supported}, but this onnxruntime is built for CUDA {built}"
             yield Check("driver", FINDING, fact, "update the driver")
         else:
-            yield Check("driver", OK, served)
+            yield Check("driver", OK, supported)
     yield _runtime(installed, answer)
     unloaded = answer.get("unloaded")
     if unloaded and not unloaded.startswith(DRIVER):  # the check of the GPU reports a missing driver
@@ -168,21 +168,21 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     if "failure" in answer:
         yield Check("provider", UNKNOWN, "onnxruntime did not answer")
     elif answer["opens"]:
-        yield Check("provider", OK, "CUDAExecutionProvider opens")
+        yield Check("provider", OK, "CUDAExecutionProvider loads")
     else:
-        yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
+        yield Check("provider", FINDING, "CUDAExecutionProvider does not load, so models run on the CPU")
     yield from _plugins(answer)
     table = installed_kernels().runtime
     fact = f"the kernel table is for {table}"
     if not installed or any(table.endswith(f" {package.version}") for package in installed):
         yield Check("kernels", OK, fact)
     else:
-        fact += f", but {' and '.join(map(str, installed))} is installed: its kernels may differ"
+        fact += f", but {' and '.join(map(str, installed))} is installed, and its kernels may differ"
         yield Check("kernels", FINDING, fact, install(table.replace(" ", "==")))
 
 
 def _fast(gpu: Gpu) -> str:
-    slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in MIN_CAPABILITY.items() if gpu.capability < (a, b)]
+    slow = [f"{t.spelling} needs {a}.{b}" for t, (a, b) in MIN_CAPABILITY.items() if gpu.capability < (a, b)]
     fast = [t.spelling for t, first in MIN_CAPABILITY.items() if gpu.capability >= first]
     speed = f"fast in {' and '.join(fast)}" if fast else "not fast in any low type"
     return f"{speed} ({', '.join(slow)})" if slow else speed
@@ -206,7 +206,7 @@ def _plugins(answer: Answer) -> Iterator[Check]:
     for plugin in answer.get("plugins", ()):
         named = f"{plugin['package']} {plugin['release']}"
         if plugin["failure"]:
-            yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "see the requirements in its docs")
+            yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "see the plugin's requirements")
         else:
             offered = f"{', '.join(plugin['providers'])} on {', '.join(plugin['devices'])}"
             yield Check("plugin", OK, f"{named} offers {offered}")
@@ -216,9 +216,9 @@ def _plugins(answer: Answer) -> Iterator[Check]:
 
 
 def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
-    """Check a model as converted to a type; a half model as it is, along with the changes of a conversion.
+    """Check the result of converting a model to a type, or a half-precision model as it is.
 
-    `to`: None for the model's own low type, or float16.
+    For the latter, also check what a conversion would change. `to`: None for the model's own low type, or float16.
     """
     own = half_type(source)
     low = to or own or DType.FLOAT16
@@ -230,9 +230,9 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     if totals.compute_ops:
         fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
         whole = totals.compute_lowered == totals.compute_ops
-        yield Check("model", OK if whole else ADVICE, fact, "" if whole else "`amp-rewrite convert` says why for each")
+        yield Check("model", OK if whole else ADVICE, fact, "" if whole else "`amp-rewrite convert` gives the reasons")
     else:
-        yield Check("model", ADVICE, "no op would gain from a low type")
+        yield Check("model", ADVICE, "no op would benefit from a low type")
     if own is low:
         yield from kept_by_conversion(source, low)
     for finding in converted.report.findings:
@@ -246,8 +246,8 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         yield Check("operators", ADVICE, fact, remedy)
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} without a known schema ({shortened(list(kinds))})"
-        remedy = "a runtime without that op does not open the model"
-        yield Check("placement", UNKNOWN, f"{described}: the provider is not known", remedy)
+        remedy = "a runtime without these ops does not load the model"
+        yield Check("placement", UNKNOWN, f"{described}, so their provider is unknown", remedy)
     yield from _alignment(view, low)
     options = cuda_options(examine)
     if options.line:
@@ -262,10 +262,10 @@ def _ops_on_cpu(view: View, kernels: Kernels) -> Iterator[Check]:
     by_reason = on_cpu(view, kernels)
     for (reason, opset), names in by_reason.items():
         fact = f"{reason}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
-        way = f"opset {opset} has one" if opset else "no opset has one: write it with other ops"
+        way = f"opset {opset} has one" if opset else "no opset has one; write it with other ops"
         yield Check("placement", FINDING, fact, way)
     if not by_reason:
-        yield Check("placement", OK, "by the kernel table, no float op runs on the CPU")
+        yield Check("placement", OK, "according to the kernel table, no float op runs on the CPU")
 
 
 def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[str]]:
@@ -303,7 +303,7 @@ def _alignment(view: View, low: DType) -> Iterator[Check]:
             "alignment",
             ADVICE,
             f"{count(len(ops), kind)} with {dimension} = {wide}, not a multiple of 8 ({shortened(ops)})",
-            f"tensor cores run best on multiples of 8: pad {dimension} to {better_size(wide)}",
+            f"tensor cores are fastest on multiples of 8: pad {dimension} to {better_size(wide)}",
         )
     if not groups:
         yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")
@@ -324,11 +324,11 @@ VALUES = Check(
     UNKNOWN,
     "not checked: doctor reads types, shapes and constants, not the values that a model computes",
     "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half-precision"
-    " model, name MODEL twice",
+    " model, pass MODEL twice",
 )
-_FEW = 1 << 24  # elements; a larger constant is not searched for infinity
+_MAX_SEARCHED = 1 << 24  # elements; a larger constant is not searched for infinity
 _BY_CHOICE = {reasons.FOLDED, reasons.NO_GAIN, reasons.QUANTIZED, reasons.CLUSTER}
-"""Rules that save Casts, digits or time, but prevent no overflow."""
+"""Rules that save Casts, digits or time, but do not prevent an overflow."""
 
 
 def half_type(source: Model) -> DType | None:
@@ -350,19 +350,19 @@ def type_of(source: Model) -> Check:
     floats = Counter(row.dtype for row in rows if row.dtype in FLOATING)
     quantized = any(op.kind in QUANTIZERS for op in view.ops) or report.totals.integer_ops > 0
     named = [dtype for dtype, _ in floats.most_common()]
-    words = "no floats" if not named else named[0] if len(named) == 1 else f"mixed {' and '.join(named)}"
+    kind = "no floats" if not named else named[0] if len(named) == 1 else f"mixed {' and '.join(named)}"
     counted = [f"{number} {dtype}" for dtype, number in floats.most_common()]
     if quantized:
-        words = f"quantized, {'the rest ' if named else ''}{words}"
+        kind = f"quantized, {'the rest ' if named else ''}{kind}"
         counted.append(count(report.totals.integer_ops, "integer op"))
     sizes = {dtype: size for dtype, size in report.weights.items() if size}
     stored = ", ".join(f"{100 * size / sum(sizes.values()):.3g}% {dtype}" for dtype, size in sizes.items())
     facts = [f"ops: {', '.join(counted)}"] if counted else []
-    return Check("type", OK, "; ".join([words, *facts, *([f"weights: {stored}"] if stored else [])]))
+    return Check("type", OK, "; ".join([kind, *facts, *([f"weights: {stored}"] if stored else [])]))
 
 
 def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
-    """Yield a check for each reason to keep float32 in a conversion of the float32 model, for ops that are low here."""
+    """Yield a check for each reason of a conversion of the float32 model to keep low ops of this model in float32."""
     view = View.of(source)
     lowered = {name: op for op in view.ops if computes(view, op, (low,)) for name in op.node.output}
     draft = Draft.of(source, Request.of(to=low, target=Target.ORT_CUDA), widen=True)
@@ -374,19 +374,19 @@ def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
     yield from _harmed(found, low)
     if denied := found.get(reasons.DENY):
         fact = f"{count(len(denied), 'op')} on the deny list in {low.spelling} ({shortened(list(denied))})"
-        yield Check("deny list", ADVICE, fact, "a conversion of the float32 model keeps such ops in float32")
+        yield Check("deny list", ADVICE, fact, "a conversion of the float32 model keeps these ops in float32")
     for finding in draft.changes:
         if finding.kind in ("saturated", "selected", "bias"):
-            fact = f"{finding.subject}: a conversion changes it: {finding.message}"
-            yield Check("constants", FINDING if finding.kind == "saturated" else ADVICE, fact, _MEND)
+            fact = f"a conversion changes {finding.subject}: {finding.message}"
+            yield Check("constants", FINDING if finding.kind == "saturated" else ADVICE, fact, _REPAIR)
     infinite = [view.value_name(v) for v in view.constants if view.dtype(v) is low and _infinite(view, v)]
     if infinite:
         fact = f"{count(len(infinite), f'{low.spelling} constant')} with infinity ({shortened(infinite)})"
-        remedy = "if the float32 model has a finite number there, it overflowed: convert that model"
+        remedy = "if a constant is finite in the float32 model, it overflowed; convert the float32 model"
         yield Check("constants", ADVICE, fact, remedy)
 
 
-_MEND = "convert the float32 model; without one, `amp-rewrite MODEL --keep PATTERN --data FILE` repairs this one"
+_REPAIR = "convert the float32 model; without one, `amp-rewrite MODEL --keep PATTERN --data FILE` repairs this one"
 
 
 def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Check]:
@@ -395,7 +395,7 @@ def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Chec
         note = next(filter(None, ops.values()), "")
         example = f"; {note}" if note else ""
         fact = f"{count(len(ops), 'op')} in {low.spelling} ({shortened(list(ops))}): {reasons.words(rule)}{example}"
-        yield Check(f"rule {rule}", FINDING, fact, _MEND)
+        yield Check(f"rule {rule}", FINDING, fact, _REPAIR)
     if not broken:
         fact = f"no safety rule would keep a {low.spelling} op in float32, judging by constants and shapes"
         yield Check("rules", OK, fact)
@@ -407,5 +407,5 @@ def _protects(rule: str) -> bool:
 
 
 def _infinite(view: View, value: ValueId) -> bool:
-    numbers = view.array(value, _FEW)
+    numbers = view.array(value, _MAX_SEARCHED)
     return numbers is not None and bool(np.isinf(numbers.astype(np.float32)).any())

@@ -108,7 +108,7 @@ def test_memory_is_read_from_the_driver_and_the_process_status(tmp_path: Path, m
     assert gpu_memory(lambda _: Driver()) == 10
     for name in ("cuInit", "cuMemGetInfo_v2"):
         refusing = Driver(name)
-        with pytest.raises(MachineError, match=f"^the NVIDIA driver refused {name} with error 999; "):
+        with pytest.raises(MachineError, match=f"^the NVIDIA driver call {name} failed with error 999; "):
             gpu_memory(lambda _, driver=refusing: driver)
     monkeypatch.setattr(child, "_STATUS", tmp_path / "status")
     assert child.resident() == 0
@@ -127,9 +127,7 @@ def test_a_separate_process_measures_more_memory_for_a_larger_model(tmp_path: Pa
 
 def test_a_failing_or_dying_process_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(onnx.parser.parse_model(FULL), tmp_path / "m.onnx")
-    with pytest.raises(
-        MachineError, match=r"exited with code 1: .*: input 'x' of batch 0 has the shape \[1, 4\]; the input"
-    ):
+    with pytest.raises(MachineError, match=r"exited with code 1: .*: input 'x' of batch 0 has the shape \[1, 4\], but"):
         peak_memory(tmp_path / "m.onnx", {"x": np.zeros((1, 4), np.float32)}, CPU)
     dying = tmp_path / "python"
     dying.write_text("#!/bin/sh\nkill -9 $$\n")
@@ -155,7 +153,7 @@ def test_models_side_by_side_get_an_entry_each_with_all_requested_fields() -> No
     assert all(entry.memory is not None and entry.memory > 0 for entry in found.entries)
     assert found.fed == "the arrays given: x [2, 3]"
     assert found.notes == (
-        "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts",
+        "on a CPU, half precision is slower: onnxruntime computes most ops in float32, between Casts",
     )
     stages = list(dict.fromkeys(stage for stage, _, _ in seen))
     assert stages == ["open sessions", "warm up", "latency", "memory"]
@@ -169,10 +167,10 @@ def _small(**more: Any) -> Benchmark:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"rounds": 0}, "rounds=0 is too small; give at least 1"),
+        ({"rounds": 0}, "rounds=0 must be at least 1"),
         ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
         ({"provider": ""}, "this onnxruntime has no provider ''; use one of "),
-        ({"threads": 1025}, "threads=1025 is too many; give at most 1024, or leave it out for one per core"),
+        ({"threads": 1025}, "threads=1025 must be at most 1024; 0 uses one thread per core"),
     ],
 )
 def test_impossible_measurements_are_refused(more: dict[str, Any], message: str) -> None:
@@ -185,7 +183,7 @@ def test_the_text_shows_latencies_and_warns_of_missing_numbers() -> None:
     log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
     ids = np.array([[1, -1, 0]], np.float32)
     found = amp_rewrite.bench([parsed(log)], {"x": ids}, provider=CPU, rounds=1, memory=False)
-    assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 values; compare with `amp-rewrite verify`",)
+    assert found.notes == ("model 0: 2 of 3 output values are NaN or infinite; run `amp-rewrite verify`",)
     assert RESULT.text() == TEXT
     assert RESULT.baselines == ("a.onnx",)
 
@@ -212,7 +210,7 @@ a.onnx, b.onnx
   runs on   CUDAExecutionProvider
   device    Some GPU, compute capability 9.0, driver 1.2; amp-rewrite 0, onnxruntime-gpu 1
   data      d.npz: x [2, 3]
-  measured  20 rounds of 2 runs of each, taking turns, after 10 to warm up
+  measured  20 rounds of 2 runs per model, taking turns, after 10 warm-up runs
 
   latency, ms  median   p5  p95          vs a.onnx  peak memory
   a.onnx            2  1.9  2.5                  -       3.0 MB
@@ -231,7 +229,7 @@ GPU = Gpu("Some GPU", (9, 0))
 @pytest.mark.parametrize(
     ("provider", "offered", "machine", "name"),
     [
-        (CUDA, "", Hardware((GPU,), (13, 2)), "Some GPU, compute capability 9.0, driver of CUDA 13.2"),
+        (CUDA, "", Hardware((GPU,), (13, 2)), "Some GPU, compute capability 9.0, driver for CUDA 13.2"),
         (CUDA, "", Hardware((GPU,)), "Some GPU, compute capability 9.0"),
         (CUDA, "", Hardware(), "Some CPU, 3 cores"),
         (CPU, "", Hardware((GPU,), (13, 2)), "Some CPU, 3 cores"),

@@ -64,9 +64,9 @@ def test_a_machine_without_faults() -> None:
     assert found.well
     assert found.text() == (
         "ok  GPU          NVIDIA H200, compute capability 9.0, 161.1 GB: fast in float16 and bfloat16\n"
-        "ok  driver       serves CUDA up to 13.0\n"
+        "ok  driver       supports CUDA up to 13.0\n"
         "ok  onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
-        "ok  provider     CUDAExecutionProvider opens\n"
+        "ok  provider     CUDAExecutionProvider loads\n"
         "ok  kernels      the kernel table is for onnxruntime-gpu 1.31.1\n"
         "\nall well"
     )
@@ -81,7 +81,7 @@ def test_a_machine_with_every_fault() -> None:
         "ok       onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
         "FINDING  libraries    libcublasLt.so.13: cannot open shared object file\n"
         f"         {tool}\n"
-        "FINDING  provider     CUDAExecutionProvider does not open: models run on the CPU\n"
+        "FINDING  provider     CUDAExecutionProvider does not load, so models run on the CPU\n"
         "ok       kernels      the kernel table is for onnxruntime-gpu 1.31.1\n"
         "\n3 findings"
     )
@@ -93,8 +93,8 @@ def test_a_missing_driver_is_not_a_finding_but_another_releases_table_is() -> No
     assert check == Check(
         "kernels",
         "finding",
-        f"the kernel table is for {load_kernels().runtime}, but onnxruntime-gpu 1.40.0 is installed: its kernels"
-        " may differ",
+        f"the kernel table is for {load_kernels().runtime}, but onnxruntime-gpu 1.40.0 is installed, and its"
+        " kernels may differ",
         install("onnxruntime-gpu==1.31.1"),
     )
 
@@ -102,9 +102,14 @@ def test_a_missing_driver_is_not_a_finding_but_another_releases_table_is() -> No
 @pytest.mark.parametrize(
     ("gpu", "to", "well", "fact"),
     [
-        (Gpu("T4", (7, 5)), "float16", True, "fast in float16 (bfloat16 from 8.0 on)"),
-        (Gpu("T4", (7, 5)), "bfloat16", False, "fast in float16 (bfloat16 from 8.0 on)"),
-        (P100, "float16", False, "not fast in any low type (float16 from 7.0 on, bfloat16 from 8.0 on)"),
+        (Gpu("T4", (7, 5)), "float16", True, "fast in float16 (bfloat16 needs 8.0)"),
+        (Gpu("T4", (7, 5)), "bfloat16", False, "fast in float16 (bfloat16 needs 8.0)"),
+        (
+            P100,
+            "float16",
+            False,
+            "not fast in any low type (float16 needs 7.0, bfloat16 needs 8.0)",
+        ),
     ],
 )
 def test_each_gpu_lists_its_fast_types(gpu: Gpu, to: str, well: bool, fact: str) -> None:
@@ -179,7 +184,7 @@ def test_dimensions_unsuited_to_tensor_cores_are_named(graph: str, facts: list[s
 @pytest.mark.parametrize(
     ("node", "opset", "fact", "remedy"),
     [
-        ("Tan", 20, "no cuda kernel for Tan", "no opset has one: write it with other ops"),
+        ("Tan", 20, "no cuda kernel for Tan", "no opset has one; write it with other ops"),
         ("EyeLike", 22, "no cuda kernel for EyeLike of version 22", "opset 21 has one"),
         ("Identity", 22, None, None),
     ],
@@ -188,7 +193,7 @@ def test_an_op_without_a_kernel_is_a_finding(node: str, opset: int, fact: str | 
     graph = f"g (float[8, 8] x) => (float[8, 8] y) {{ a = MatMul (x, x) [op] b = {node} (a)  y = MatMul (b, b) }}"
     found = checked(model=parsed(graph, opset))
     if fact is None:
-        fell = Check("placement", "ok", "by the kernel table, no float op runs on the CPU")
+        fell = Check("placement", "ok", "according to the kernel table, no float op runs on the CPU")
     else:
         fell = Check("placement", "finding", f"{fact}: 1 op would run on the CPU (op)", str(remedy))
     assert about(found, "placement") == [fell]
@@ -335,8 +340,8 @@ def test_nothing_is_claimed_about_an_op_without_a_schema() -> None:
     head = '<ir_version: 10, opset_import: ["": 20, "my.ops": 1]> '
     text = "g (float[n, 16] x) => (float[n, 16] y) { t = MatMul (x, x)  u = my.ops.Odd (t)  y = my.ops.Odd (u) }"
     found = checked(model=Model.load(onnx.parser.parse_model(head + text)))
-    fact = "2 ops without a known schema (my.ops::Odd): the provider is not known"
-    assert Check("placement", "unknown", fact, "a runtime without that op does not open the model") in found.checks
+    fact = "2 ops without a known schema (my.ops::Odd), so their provider is unknown"
+    assert Check("placement", "unknown", fact, "a runtime without these ops does not load the model") in found.checks
 
 
 # -- the command ---------------------------------------------------------------------------------------
