@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from onnx import ModelProto
 
-from amp_rewrite.errors import FeedError, TrainingError
+from amp_rewrite.errors import FeedError, TrainingError, count
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import NOT_FED, is_array
 from amp_rewrite.files.casting import Array
@@ -25,7 +25,7 @@ _RANGES = {
     PROBABILITIES: (0.0, math.inf, "class probabilities must be at least 0"),
     BINARY: (0.0, 1.0, "binary targets must be from 0 (no) to 1 (yes)"),
 }
-"""Smallest and largest target of each kind, and the range in words."""
+"""Minimum and maximum target of each kind, and the range as text."""
 _ROUNDING = 1e-5
 """Tolerance for targets that rounding moves outside their range."""
 
@@ -50,7 +50,8 @@ def as_feed(data: object, declared: Model, target: TargetInput | None) -> Feed:
     unused = next((note for note in feed.notes if note.endswith(NOT_FED)), None)
     if unused is not None:
         raise FeedError(
-            f"{unused.removesuffix(NOT_FED)}have no input; pass row weights with sample_weight=NAME in the loss"
+            f"{unused.removesuffix(NOT_FED)}cannot be fed, because the model has no other input; pass row weights with"
+            " sample_weight=NAME in the loss"
         )
     return feed
 
@@ -98,8 +99,8 @@ def check_batch(declared: Model, target: TargetInput | None, batch: Batch, numbe
             before, where = sizes.setdefault(dim.dim_param, (size, formal.name)) if dim.dim_param else (size, "")
             if before != size:
                 raise FeedError(
-                    f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
-                    f" {formal.name!r}; use inputs of equal size, or export the model with two dimension names"
+                    f"in batch {number}, dimension {dim.dim_param!r} has size {before} in {where!r} but {size} in"
+                    f" {formal.name!r}; make the sizes equal, or export the model with two names for the dimensions"
                 )
     if target is None:
         return
@@ -133,7 +134,7 @@ def with_targets(x: object, y: object, names: Sequence[str]) -> object:
         return x
     targets = tuple(y) if isinstance(y, (tuple, list)) and all(map(is_array, y)) else (y,)
     if not isinstance(y, Mapping) and not all(map(is_array, targets)) and not to_array(y, "the target").ndim:
-        raise TrainingError(f"the targets are {y!r}, not an array; call fit(x, y, epochs=…), or fit((x, y), epochs=…)")
+        raise TrainingError(f"targets must be an array, not {y!r}; call fit(x, y, epochs=…), or fit((x, y), epochs=…)")
     targets = tuple(to_array(one, "a target") for one in targets)
     if isinstance(x, Mapping):
         missing = [name for name in names if name not in x]
@@ -188,7 +189,7 @@ class Rows:
                 raise FeedError(f"the targets {target.name!r} are missing; pass them after the inputs, as in fit(x, y)")
             if len(arrays) != len(names):
                 raise FeedError(
-                    f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} for the inputs {', '.join(map(repr, names))};"
+                    f"the data are {count(len(arrays), 'array')}, but the inputs are {', '.join(map(repr, names))};"
                     " pass a tuple of arrays in this order, or a mapping from input names to arrays"
                 )
             data = dict(zip(names, arrays, strict=True))
@@ -221,10 +222,10 @@ class Rows:
     def split(self, share: float) -> tuple[Rows, Rows]:
         """Split off the last `share` of the rows, in their order, for validation, as Keras does."""
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
-            raise TrainingError(f"validation_split is {share!r}; use a number above 0 and below 1")
+            raise TrainingError(f"validation_split must be a number above 0 and below 1, not {share!r}")
         at = len(self) - round(len(self) * share)
         if not 0 < at < len(self):
-            raise TrainingError(f"validation_split={share} of {len(self)} rows leaves none on one side; pass more rows")
+            raise TrainingError(f"validation_split={share} of {len(self)} rows leaves one part empty; pass more rows")
         first, last = (
             {n: a[part] if a.ndim else a for n, a in self.arrays.items()} for part in (slice(at), slice(at, None))
         )
@@ -300,20 +301,20 @@ class HoldsSession:
 
     def __reduce__(self) -> NoReturn:
         raise TrainingError(
-            f"a {type(self).__name__} holds an open session, which cannot be copied; save() its state, and load() it"
-            " into a new one"
+            f"a {type(self).__name__} cannot be copied or pickled, because it contains an open session; save its state"
+            " with save(), and load it into a new one with load()"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions(ArrayLike):
-    """The outputs of a model; the object behaves like the array of one output, `predictions["NAME"]` like another's.
+    """The outputs of a model, as an array-like object of one output; `predictions["NAME"]` selects another output.
 
     Attributes:
         compute: returns the float32 arrays by name.
         names: names of all outputs.
         output: name of this output.
-        source: network, inputs and weights behind the predictions, for loss objects; None without a network.
+        source: network, inputs and weights of the predictions, for loss objects; None without a network.
     """
 
     compute: Callable[[], Mapping[str, Array]]
@@ -344,7 +345,7 @@ class Predictions(ArrayLike):
 def checked_inputs(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
     """Return the model inputs in a batch, which may also have targets. FeedError for a wrong type or shape."""
     if not isinstance(batch, Mapping):
-        raise TrainingError(f"the batch is {quoted(batch)}; pass a mapping from input names to arrays")
+        raise TrainingError(f"the batch must be a mapping from input names to arrays, not {quoted(batch)}")
     missing = sorted(set(inputs) - batch.keys())
     if missing:
         raise TrainingError(f"the batch is missing the inputs {missing}; pass arrays for all inputs of the model")
@@ -354,7 +355,7 @@ def checked_inputs(source: Model, inputs: Sequence[str], batch: Mapping[str, Arr
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A model open for predictions. `inputs`: its inputs other than the weights."""
+    """A model loaded for predictions. `inputs`: its inputs other than the weights."""
 
     source: Model
     runner: Runner

@@ -18,8 +18,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.disk import replacing
 from amp_rewrite.train.update.graph import StateVariable
 
-LIMIT = 1 << 40
-"""Largest size of a checkpoint in memory, in bytes."""
+MAX_BYTES = 1 << 40
+"""Maximum size of a checkpoint in memory, in bytes."""
 SLOT = "slot/"
 PATHS = (
     *("step", SLOT, "parameter/", "buffer/", "loss_scale", "good_steps", "count/", "micro_batch", "accumulated/"),
@@ -28,7 +28,7 @@ PATHS = (
 """Prefixes of all paths in files of `Trainer.save`."""
 VERSION = 1
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
-# State that a checkpoint may lack (the initial value is used) or have in addition (it is ignored).
+# State that may be missing from a checkpoint (the initial value is used) or unused (it is ignored).
 _OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random")
 
 
@@ -56,19 +56,19 @@ def load(
     micro_batches: int = 1,
     omitted: tuple[str, ...] = (),
 ) -> dict[str, Array]:
-    """Return the state in a checkpoint by path: all `variables`, and counts. A missing loss scale starts anew.
+    """Return the state in a checkpoint by path: all `variables`, and counts. A loss scale is optional.
 
     `omitted`: prefixes of paths to ignore.
 
     TrainingError for a checkpoint of another version, model, optimizer or set of parameters, and for one
     saved within a step with more `micro_batches`. FeedError for a file that is damaged, contains pickled objects, or
-    needs more than `LIMIT` bytes.
+    needs more than `MAX_BYTES` bytes.
     """
     path = Path(path)
     file = Npz(path)
     if not {_VERSION, _MODEL} <= set(file.names):
         raise TrainingError(f"{path} is not a checkpoint of a training step; use a file written by Trainer.save")
-    arrays = file.read({name: name for name in file.names}, LIMIT)
+    arrays = file.read({name: name for name in file.names}, MAX_BYTES)
     version, model = arrays.pop(_VERSION), arrays.pop(_MODEL)
     if version.tolist() != VERSION:
         raise TrainingError(
@@ -80,11 +80,11 @@ def load(
             f"{path} is a checkpoint of another model: its ops or its weights' shapes differ; create the step from"
             " that model"
         )
-    done = int(arrays.get("micro_batch", 0))
-    if done >= micro_batches:
+    completed = int(arrays.get("micro_batch", 0))
+    if completed >= micro_batches:
         raise TrainingError(
-            f"{path} was saved within a step, after {done} of its micro-batches, but this step has {micro_batches};"
-            " create it with the same number"
+            f"{path} was saved within a step, after {completed} of its micro-batches, but this step has"
+            f" {micro_batches}; create it with the same number"
         )
     arrays = {name: array for name, array in arrays.items() if not name.startswith(omitted)}
     initial = {v.name: v.initial for v in variables}
@@ -106,7 +106,7 @@ def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> Mapping[
     if not isinstance(saved, (str, os.PathLike)):
         return saved
     file = Npz(Path(saved))
-    return file.read({name: name for name in file.names}, LIMIT)
+    return file.read({name: name for name in file.names}, MAX_BYTES)
 
 
 def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:

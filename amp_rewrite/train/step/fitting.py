@@ -51,7 +51,7 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "min", "max"):
-            raise TrainingError(f"mode is {self.mode!r}; use auto, min or max")
+            raise TrainingError(f"mode must be 'auto', 'min' or 'max', not {self.mode!r}")
         whole_number("patience", self.patience, 0)
         falling, rising = "loss" in self.monitor, "acc" in self.monitor
         if self.mode == "auto" and falling == rising:
@@ -99,7 +99,7 @@ class FitOptions(TypedDict, total=False):
 
     Attributes:
         shuffle: shuffle the rows of arrays in each epoch; by default True.
-        seed: seed of the order, combined with the index of the epoch; by default, each call draws one.
+        seed: seed of the order, combined with the index of the epoch; by default, each call draws a new one.
         validation_data: data to evaluate after each epoch, such as (x, y).
         validation_split: fraction of the rows of arrays, taken from the end, to evaluate on instead of training on.
         callbacks: `EarlyStopping`, or functions of the index of an epoch (from 0) and its numbers; training stops if
@@ -151,8 +151,8 @@ class Monitor:
     """Counts of nonfinite steps in a call of `fit`, and the warning about them.
 
     `start`: the step count before the call. `before`: counts of skipped and nonfinite steps before the last run.
-    `applied`: the first nonfinite gradient that was applied, in words. `batch`: the batch of the last run; `skipped`:
-    True if that run was skipped.
+    `applied`: a description of the first nonfinite gradient that was applied. `batch`: the batch of the last run.
+    `skipped`: True if the last run was skipped.
     """
 
     trainer: Any
@@ -170,27 +170,27 @@ class Monitor:
             self.applied = trainer.diagnosis(batch, before=True) or "not reproducible"
 
     def warn(self, skipped: int) -> None:
-        """Warn if weights are NaN or steps were skipped to the end; one skipped step is normal."""
+        """Warn if weights are NaN, or if steps were skipped until the end; a single skipped step is normal."""
         trainer, scale = self.trainer, self.trainer.step.loss_scale
         if self.batch is None:
             return
         nan = "look for NaN in the data, weights and loss (0 / 0, log 0) with policy='float32'"
-        way_out, lowest = f"Train for more steps, until the scale fits, or {nan}", False
+        remedy, at_minimum = f"Train for more steps, until the scale fits, or {nan}", False
         if isinstance(scale, DynamicLossScale) and trainer.loss_scale <= np.float32(scale.minimum):
-            way_out, lowest = f"Scale the loss or its targets down, or {nan}", True
+            remedy, at_minimum = f"Scale the loss or its targets down, or {nan}", True
             if scale.minimum == MINIMUM:
-                way_out = f"Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
+                remedy = f"Allow a scale below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
         if self.applied and any(np.isnan(array).any() for array in trainer.get_weights().values()):
             text = (
                 f"weights are NaN, because nonfinite gradients were applied; the first is {self.applied}. Use a dynamic"
                 " loss scale, which skips such steps, or a smaller learning rate, and look for NaN in the data"
             )
-        elif skipped > 1 and (trainer.steps == self.start or (self.skipped and lowest)):
+        elif skipped > 1 and (trainer.steps == self.start or (self.skipped and at_minimum)):
             first = trainer.diagnosis(self.batch, before=False) or "in an earlier batch"
             what = "all steps" if trainer.steps == self.start else f"{skipped} steps, including the last one,"
             text = (
                 f"{what} were skipped, because gradients were not finite; the first is {first}, and the loss scale"
-                f" is {trainer.loss_scale:g}. {way_out}"
+                f" is {trainer.loss_scale:g}. {remedy}"
             )
         else:
             return
@@ -212,12 +212,12 @@ class Fitting:
 
     @classmethod
     def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
-        """Prepare data and options. TrainingError for options contradicting the data."""
+        """Prepare data and options. TrainingError for options that contradict the data."""
         if data is None:
-            raise TrainingError("fit has no data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
+            raise TrainingError("fit needs data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
         if shuffle not in (None, True, False):
-            raise TrainingError(f"shuffle is {shuffle!r}; use True or False")
+            raise TrainingError(f"shuffle must be True or False, not {shuffle!r}")
         rows = Rows.of(data, names, batch_size, shuffle, options.get("seed"), trainer.step.target)
         validation, share = options.get("validation_data"), options.get("validation_split") or 0.0
         if isinstance(validation, (tuple, list)) and len(validation) == 2 and len(names) != 2:

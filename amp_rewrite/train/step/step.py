@@ -42,8 +42,8 @@ from amp_rewrite.train.update.graph import Scaling, StateVariable, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import parse_optimizer
 
-_WIDTH = 60
-"""Largest width of the name column."""
+_MAX_WIDTH = 60
+"""Maximum width of the name column."""
 
 
 def model_name(model: Model) -> str:
@@ -92,17 +92,17 @@ class TrainingReport(Result):
         """Model, loss and number of trained parameters, in one line."""
         elements = sum(row.size for row in self.trained)
         parameters = count(len(self.trained), "parameter")
-        return f"{self.model}: trains {parameters} ({count(elements, 'element')}) by {self.loss}"
+        return f"{self.model}: trains {parameters} ({count(elements, 'element')}) to minimize {self.loss}"
 
     def table(self) -> str:
         """Return the parameters as a table with the notes below it."""
         lines = []
-        for role, words in ((TRAINED, "trained"), (FROZEN, "not trained")):
+        for role, heading in ((TRAINED, "trained"), (FROZEN, "not trained")):
             rows = [row for row in self.parameters if row.role == role]
             if rows:
                 elements = sum(row.size for row in rows)
-                lines.append(f"  {words}: {len(rows)} ({count(elements, 'element')})")
-                width = min(max(len(row.name) for row in rows), _WIDTH)
+                lines.append(f"  {heading}: {len(rows)} ({count(elements, 'element')})")
+                width = min(max(len(row.name) for row in rows), _MAX_WIDTH)
                 lines += [f"    {row.name:<{width}}  {list(row.shape)!s:<14} {row.why}".rstrip() for row in rows]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines) + "\n"
@@ -199,23 +199,23 @@ class TrainingStep:
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
-        """Return a model computing the loss and the metrics from batch and state, and the names of both.
+        """Return a model from batch and state to loss and metrics, with the names of the loss and the metrics.
 
         It is the step itself, or in training mode the original float32 model with its loss, in evaluation mode.
         """
         if not self.training_mode:
             return self.model, self.loss, self.metrics
         objective = losses.objective(at_gradient_opset(inlined(self.forward))[0], self.objective)
-        model = assembly.with_state(objective.model, self._changed)
+        model = assembly.with_state(objective.model, self._updated)
         return assembly.with_outputs(model, assembly.loss_outputs(objective), ()), objective.loss, objective.metrics
 
     @property
-    def _changed(self) -> tuple[str, ...]:
+    def _updated(self) -> tuple[str, ...]:
         return tuple(s.input for s in self.state if s.name.startswith(("parameter/", "buffer/")))
 
     def trained(self, state: Mapping[str, Array]) -> Model:
         """Return the original model with the parameters and running statistics of a state (by input name)."""
-        return assembly.with_values(self.forward, {name: state[name] for name in self._changed})
+        return assembly.with_values(self.forward, {name: state[name] for name in self._updated})
 
 
 @checked_arguments(options=ModelOptions)
@@ -234,10 +234,10 @@ def training_step(
     from the loss scale, so gradients are scaled; the loss itself is not. The step casts the float32 parameters to the
     low type once. The gradients are cast back to float32, unscaled, tested and applied in float32. With a dynamic
     scale, a step with nonfinite gradients changes only the scale, which it halves. With a fixed scale, or none, such a
-    step is applied, and `finite` is False. One conversion decides the types of forward and backward pass together.
+    step is applied, and `finite` is False. One conversion decides the types of both passes together.
 
     In training mode, BatchNormalization uses batch statistics and updates the running ones, unless they are frozen by
-    name, and Dropout is active. Otherwise both behave as in the model. With micro-batches, the last run makes the step
+    name, and Dropout is active. Otherwise both run as in the model. With micro-batches, the last run takes the step
     with the mean of all gradients.
 
     A process chooses a policy with `set_policy`, or by enabling or disabling the graph rewrite.
@@ -250,9 +250,9 @@ def training_step(
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
         micro_batches: runs per step.
         **options: policy (by default that of sessions if the process chose one, otherwise mixed_float16); parameters
-            and freeze (globs on initializers to train, or not to train); training_mode (True updates running statistics
-            and enables dropout); seed (of Dropout and random ops); folder (of the external data of a ModelProto); and
-            lists, level, target, safety, keep and lower of `convert`.
+            and freeze (globs that match initializers to train, or not to train); training_mode (True updates running
+            statistics and enables dropout); seed (of Dropout and random ops); folder (of the external data of a
+            ModelProto); and lists, level, target, safety, keep and lower of `convert`.
 
     Returns:
         The step, for a `Trainer`.

@@ -51,14 +51,14 @@ class Trainer(AttributeHints, HoldsSession):
     Steps are deterministic on a CPU: a resumed run computes the same bits, even with Dropout, since the state includes
     the random state.
 
-    onnxruntime's CPU provider computes most float16 ops in float32. Therefore a lowered step runs there as its float32
-    twin with explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two buffers: a
-    step reads one and writes the other, so a step that fails or is interrupted leaves the previous state intact.
+    onnxruntime's CPU provider computes most float16 ops in float32. Therefore, a lowered step runs on the CPU as its
+    float32 twin with explicit rounding (`emulate`), and `emulated` is True. The state stays on the device, in two
+    buffers: a step reads one and writes the other, so a failed or interrupted step leaves the previous state intact.
 
     Args:
         step: the step.
-        providers: onnxruntime's execution providers; by default CUDA if available, else the CPU.
-        emulated: False runs the lowered step itself on a CPU; None decides as described above.
+        providers: onnxruntime's execution providers; by default CUDA if available, otherwise the CPU.
+        emulated: False runs the lowered step itself on a CPU; None chooses as described above.
         threads: threads per op; 0 means one per core.
         provider_options: options by provider; by default, the model decides whether CUDA computes in TF32.
 
@@ -110,7 +110,7 @@ class Trainer(AttributeHints, HoldsSession):
 
     @property
     def where(self) -> str:
-        """The provider running the steps, and how it computes low types, as text."""
+        """The execution provider of the steps, and its computation of low types, as text."""
         low, provider = self.step.policy.lowers, self._stepper.provider
         if low is None or not self.step.lowered:
             return provider
@@ -237,7 +237,7 @@ class Trainer(AttributeHints, HoldsSession):
         value = rate(position.steps) if callable(rate) else rate
         real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one becomes infinity in float32
-            raise TrainingError(f"the learning rate of step {position.steps + 1} is {value!r}; use a finite number ≥ 0")
+            raise TrainingError(f"the learning rate of step {position.steps + 1} must be finite and ≥ 0, not {value!r}")
         self.last_rate = float(np.float32(value))
         results = self._stepper.run(position.side, {**batch, self.step.learning_rate: np.array(value, np.float32)})
         applied = bool(results[self.step.applied])
@@ -321,7 +321,7 @@ class Trainer(AttributeHints, HoldsSession):
 
     @cached_property
     def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
-        """The evaluation model, open on the same state, with the names of loss and metrics."""
+        """The evaluation model, loaded with the same state, and the names of loss and metrics."""
         model, loss, metrics = self.step.evaluation()
         model, outputs = self._model if model is self.step.model else model, (loss, *metrics)
         runner = Runner.open(model, replace(self._options, outputs_only=outputs))
@@ -348,7 +348,7 @@ class Trainer(AttributeHints, HoldsSession):
         """Set the state, as returned by `state`."""
         missing = next((v.input for v in self.step.state if v.input not in state), None)
         if missing is not None:
-            raise TrainingError(f"the state lacks {missing!r}; pass the `state` of a trainer of this step")
+            raise TrainingError(f"the state is missing {missing!r}; pass the `state` of a trainer of this step")
         self._put({v.name: state[v.input] for v in self.step.state}, self._position)
 
     def _put(self, saved: Mapping[str, Array], position: _Position) -> None:

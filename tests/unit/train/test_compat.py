@@ -205,7 +205,7 @@ def test_a_loss_accepts_batches_like_a_trainer() -> None:
     assert (doubles == loss.predict({"x": batch["x"]})["y"]).all()
     for wrong, message in (
         ({"t": batch["t"] + 4}, "input 't' of batch 0 has class"),
-        ({"t": batch["t"][1:]}, "batch 0 has size 16 for 'N' in 'x', but 15 in 't'"),
+        ({"t": batch["t"][1:]}, "in batch 0, dimension 'N' has size 16 in 'x' but 15 in 't'"),
         ({"x": batch["x"][:, 1:]}, r"input 'x' of batch 0 has the shape \[16, 7\], but the input takes \[N, 8\]"),
     ):
         with pytest.raises((FeedError, TrainingError), match=message):

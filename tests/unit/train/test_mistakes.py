@@ -102,7 +102,7 @@ MISTAKES = {
     "T.Losses.MeanSquaredError(reduction='sum')": "losses are means, so use loss * 32 for a sum",
     "T.Losses.CrossEntropy()": "use SparseCategoricalCrossentropy for class indices",
     "T.Losses.MeanSquaredError()(Y, X)": "ndarray is not a result of a Network; pass (y, network(inputs))",
-    "float(T.Losses.SparseCategoricalCrossentropy()(Y[:5], network()(X)))": "size 40 for 'N' in 'x', but 5 in 'y_true'",
+    "float(T.Losses.SparseCategoricalCrossentropy()(Y[:5], network()(X)))": "'N' has size 40 in 'x' but 5 in 'y_true'",
     # optimizers
     "network(optimizer='adamm')": "unknown optimizer 'adamm'; use one of sgd, rmsprop, adam, adamw, adagrad",
     "network(optimizer=T.SGD)": "pass an Optimizer such as SGD(0.1), or its name",
@@ -133,7 +133,7 @@ MISTAKES = {
     "T.EarlyStopping('val_loss', patience='3')": "patience must be a whole number ≥ 0, not '3'",
     # data
     "T.Network(MODEL).fit(X, Y)": "the network has no loss or optimizer for fit and evaluate; call compile first",
-    "network().fit()": "fit has no data; pass them first, as in fit(x, y)",
+    "network().fit()": "fit needs data; pass them first, as in fit(x, y)",
     "network().fit(X)": "the targets 'y_true' are missing; pass them after the inputs, as in fit(x, y)",
     "network().fit(X, Y[:10])": "different numbers of rows (x 40, y_true 10); pass arrays of equal length",
     "network().fit(X, Y * 0 + 0.5)": "'y_true' contain 0.5, but class indices must be whole numbers; round",
@@ -150,9 +150,9 @@ MISTAKES = {
     "network().fit(X, Y, nb_epoch=3)": "Network.fit does not take 'nb_epoch'; use epochs",
     "network().fit(X, Y, class_weight={0: 1.0})": "pass class_weights=[…] to the loss",
     "network().fit(X, Y, sample_weight=np.ones(40))": "pass sample_weight=NAME to the loss",
-    "network().fit(X, Y, validation_split=20)": "validation_split is 20; use a number above 0 and below 1",
+    "network().fit(X, Y, validation_split=20)": "validation_split must be a number above 0 and below 1, not 20",
     "network().fit(X, Y, validation_data=X)": "the targets 'y_true' are missing",
-    "network().fit(X, Y, shuffle='batch')": "shuffle is 'batch'; use True or False",
+    "network().fit(X, Y, shuffle='batch')": "shuffle must be True or False, not 'batch'",
     "network()(None)": "the input",
     "network()({'image': X})": "the batch is missing the inputs ['x']; pass arrays for all inputs of the model",
     "T.Network(TWO)(X)": "the model has the inputs a, c; pass a mapping with all of them",
@@ -168,7 +168,7 @@ MISTAKES = {
     "network().state_dict()": "get_weights() and checkpoint() return the values",
     "network().parameters()": "use trainable_variables, or get_weights()",
     "trainer().set_weights({'v': X})": "weight 'v' of the step is not trained; pass the result of get_weights",
-    "trainer().set_state({})": "the state lacks 'w'",
+    "trainer().set_state({})": "the state is missing 'w'",
     # tapes
     "T.GradientTape().gradient(3.0, [T.Variable(1.0)])": "3.0 has no gradients; use a ModelLoss",
     "gradients_of(['w'])": "str is not a Variable; pass Variables",
@@ -248,7 +248,7 @@ MISTAKES = {
     # ragged arrays, and arrays without an input
     "network().fit([[1.0, 2.0, 3.0], [4.0]], [0, 1])": "has rows of different lengths: ",
     "network()([[1.0, 2.0, 3.0], [4.0]])": "has rows of different lengths: ",
-    "trainer().fit([(X, Y, np.ones(40))])": "1 array after those for 'x', 'label' have no input; pass row weights",
+    "trainer().fit([(X, Y, np.ones(40))])": "1 array after those for 'x', 'label' cannot be fed, because the",
     "T.DynamicLossScale().update('a')": "a gradient must be an array of numbers, not 'a'",
     "list(T.shard(3, 4))": "shard takes batches and replicas, not 3 and 4",
     "list(T.shard([X], ALONE))": "batch 0 must be a mapping from input names to arrays, not ",
@@ -259,7 +259,7 @@ MISTAKES = {
     "network().fit(X, Y, epochs=-1)": "epochs must be a whole number ≥ 0, not -1",
     "network().fit(X, Y, epochs=True)": "epochs must be a whole number ≥ 0, not True",
     "network().fit(X, Y, validation_split=0.5, validation_data=[])": "but validation_data is set; omit one",
-    "network().fit(X, Y, learning_rate=True)": "the learning rate of step 1 is True; use a finite number ≥ 0",
+    "network().fit(X, Y, learning_rate=True)": "the learning rate of step 1 must be finite and ≥ 0, not True",
     "network()(X)['z']": "the model has no output 'z'; it has y",
     # steps
     "step(parameters=['x'])": "'x' matches no initializer of the model; the model has 'w', 'b'",
@@ -291,8 +291,8 @@ MISTAKES = {
     "T.CosineDecay('fast', 5)": "must be a finite number of at least 0, not 'fast'",
     "T.CosineDecay.from_config({'steps': 3})": "CosineDecay does not take 'steps'; did you mean 'decay_steps'?",
     "T.SGD({'class_name': 'Nothing', 'config': {}})": "pass the result of serialize() for one of CosineDecay, Exp",
-    "network().fit(X, Y, learning_rate=float('nan'))": "the learning rate of step 1 is nan; use a finite number ≥ 0",
-    "network().fit(X, Y, learning_rate=lambda step: 'fast')": "the learning rate of step 1 is 'fast'; use a finite",
+    "network().fit(X, Y, learning_rate=float('nan'))": "the learning rate of step 1 must be finite and ≥ 0, not",
+    "network().fit(X, Y, learning_rate=lambda step: 'fast')": "the learning rate of step 1 must be finite",
     # policies
     "A.Policy('mixed')": "unknown policy 'mixed'; use mixed_float16, mixed_bfloat16 or an element type such as float32",
     "A.Policy('mixed_float')": "unknown policy 'mixed_float'; did you mean 'mixed_float16'?",

@@ -69,7 +69,7 @@ def test_the_command_writes_a_step_and_describes_it(folder: Path) -> None:
 
     assert (done.exit_code, done.stderr) == (0, "wrote net.step.onnx\n")
     assert done.stdout.startswith(
-        f"net.onnx: trains 4 parameters (212 elements) by {CROSS_ENTROPY}\n"
+        f"net.onnx: trains 4 parameters (212 elements) to minimize {CROSS_ENTROPY}\n"
         "  trained: 4 (212 elements)\n"
         "    w1  [8, 16]\n"
         "    b1  [16]\n"
@@ -89,7 +89,7 @@ def test_the_command_accepts_the_librarys_options(folder: Path) -> None:
 
     assert done.exit_code == 0
     assert done.stdout == (
-        "net.onnx: trains 2 parameters (68 elements) by mean_squared_error(y, goal)\n"
+        "net.onnx: trains 2 parameters (68 elements) to minimize mean_squared_error(y, goal)\n"
         "  trained: 2 (68 elements)\n"
         "    w2  [16, 4]\n"
         "    b2  [4]\n"

@@ -258,7 +258,7 @@ def test_custom_optimizers_and_scales_train_and_serialize() -> None:
     }
     again = LossScaleOptimizer.from_config(config, custom_objects={"_Half": _Half, "_Halving": _Halving})
     assert (again.get_config(), type(again.inner.rule), type(again.loss_scale)) == (config, _Half, _Halving)
-    with pytest.raises(TrainingError, match="list custom classes in custom_objects"):
+    with pytest.raises(TrainingError, match="pass your own classes in custom_objects"):
         LossScaleOptimizer.from_config(config)
 
 
@@ -577,7 +577,7 @@ def test_objects_with_a_session_refuse_copies_with_a_remedy() -> None:
     for made in (trainer, square()):
         for copying in (copy.deepcopy, pickle.dumps):
             with pytest.raises(
-                TrainingError, match=r"holds an open session, which cannot be copied; save\(\) its state"
+                TrainingError, match=r"cannot be copied or pickled, because it contains an open session; save"
             ):
                 copying(made)
 
