@@ -1,4 +1,4 @@
-"""Records of the fusions: the pattern replaced by one operator, the obstacles, and two example models."""
+"""Records of the fusions: the pattern that an operator replaces, the obstacles, and two example models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MODES = {
     "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
-"""For each mode: the option to turn its fusions off, and the text about the one to turn them on."""
+"""For each mode: the option that turns its fusions off, and the text about the option that turns them on."""
 _LAST_AXIS = "an axis other than the last, or of unknown size; an epsilon that is not a constant scalar under the root"
 _NORM = f"{_LAST_AXIS}; a scale or bias that does not have one number per element"
 _MASKS = "two masks; a mask that does not cover every query and key"
@@ -66,7 +66,7 @@ FUSIONS: tuple[FusionRule, ...] = (
         "constant",
         "Constant",
         "Arithmetic on constants of at most 4096 elements",
-        "an op that is neither exact nor correctly rounded",
+        "an op that is neither exact nor correctly rounded; a result of more than 4096 elements",
         shared="",
     ),
     FusionRule(
@@ -88,7 +88,7 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "division",
         "Div",
-        "x · (1 / √s) in a norm that stays written out",
+        "x · (1 / √s) in a norm that is left written out",
         "a reciprocal computed by another op, for example Div (onnxruntime itself turns it into a division)",
     ),
     FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "an axis other than the last"),
@@ -105,14 +105,14 @@ FUSIONS: tuple[FusionRule, ...] = (
         "group_query_attention",
         "GroupQueryAttention",
         "Causal attention with keys and values repeated for several query heads",
-        "a mask that is not constant and causal; unknown sizes; heads wider than 256; an op that might stay"
-        " float32, which the CUDA kernel does not support",
+        "a mask that is not constant and causal; unknown sizes; heads wider than 256; an op that might"
+        " remain in float32, which the CUDA kernel does not support",
     ),
     _contrib(
         "rotary_embedding",
         "RotaryEmbedding",
         "x · cos + (−x₂, x₁) · sin, with the halves x₁ and x₂ of x,",
-        "cosines or sines with halves that are not provably equal, or that differ between the rows of a batch",
+        "cosines or sines with halves that are not known to be equal, or that differ between the rows of a batch",
     ),
     _contrib(
         "patches",

@@ -1,6 +1,6 @@
 """Fusion into onnxruntime's CUDA operators for diffusion models: group norms with SiLU, and gated GELUs.
 
-Their kernels accept few shapes and no bfloat16, and need channels last, so these fusions run only on request.
+The kernels accept few shapes, do not accept bfloat16, and need channels last, so these fusions run only on request.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_ou
 _SUPPORTED_WIDTHS = (2560, 5120, 10240)
 """Numbers of features accepted by BiasSplitGelu's kernel."""
 _MAX_GROUP = 512
-"""Most channels per group in GroupNorm's kernel, with one block per group and two channels per thread."""
-_CHANNELS_LAST, _CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # permutations that move the channels
+"""Maximum number of channels per group in GroupNorm's kernel: one block per group, two channels per thread."""
+_CHANNELS_LAST, _CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # permutations of axes
 
 
 def fuse_diffusion(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace gated GELUs and group norms by operators of onnxruntime, or refuse them. O(nodes)."""
+    """Replace gated GELUs and group norms with onnxruntime's operators, or refuse them. O(nodes)."""
     fuser = Fuser(view, context)
     for gelu in operators(view, context, ("Gelu",)):
         yield from _split_gelus(fuser, gelu)
@@ -45,7 +45,7 @@ def fuse_diffusion(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def _split_gelus(fuser: Fuser, gelu: Operator) -> Iterator[Outcome]:
-    """Yield fusions of the first half of biased features times the GELU of the second half."""
+    """Yield fusions of products: the first half of biased features times the GELU of the second half."""
     view, result = fuser.view, gelu.last.results[0]
     product = only_reader(view, result, "Mul")
     if product is None or text_attribute(gelu.node, "approximate") == "tanh":
@@ -65,10 +65,10 @@ def _split_gelus(fuser: Fuser, gelu: Operator) -> Iterator[Outcome]:
             width, kind = shape[-1], "bias_split_gelu"
             if width in _SUPPORTED_WIDTHS and isinstance(width, int):
                 node = fused_node("BiasSplitGelu", product, fuser.names(x, bias), list(product.node.output), {}, DOMAIN)
-                yield fuser.proven(Replacement(kind, ops, product.id, node), {x: (2, 3, width), bias: (width,)})
+                yield fuser.verified(Replacement(kind, ops, product.id, node), {x: (2, 3, width), bias: (width,)})
             else:
                 widths = ", ".join(map(str, _SUPPORTED_WIDTHS))
-                yield as_outcome(kind, product.id, f"its kernel takes {widths} features, not {width}")
+                yield as_outcome(kind, product.id, f"the kernel accepts {widths} features, not {width}")
             return
 
 
@@ -120,7 +120,7 @@ class _GroupNorm:
         if len(groups) != 1 or not isinstance(groups[0], int) or grouped[0] != shape[0] or channels % groups[0]:
             return as_outcome(kind, last.id, "its groups are not known")
         if (channels // groups[0]) % 2 or channels // groups[0] > _MAX_GROUP:
-            rule = f"its kernel takes an even number of channels in a group, up to {_MAX_GROUP}"
+            rule = f"the kernel accepts an even number of channels per group, up to {_MAX_GROUP}"
             return as_outcome(kind, last.id, f"{rule}, not {channels // groups[0]}")
         return as_outcome(kind, last.id, self._replacement(x, groups[0], skip_sum))
 
@@ -156,14 +156,14 @@ class _GroupNorm:
 
 
 def _channel_constant(view: View, op: Op, value: ValueId) -> Array | None:
-    """Return the constant operand of an op on a value, if it has one number for each channel."""
+    """Return the constant operand that an op combines with a value, if it has one number for each channel."""
     array = next((view.array(b) for a, b in orders(op) if a == value), None)
     axes = () if array is None else array.shape
     return array if len(axes) in (3, 4) and axes[-2:] == (1, 1) and axes[:-3] in ((), (1,)) else None
 
 
 def _silu(view: View, op: Op) -> tuple[Op, ...]:
-    """Return the ops of a SiLU, x · sigmoid(x), if it is the only reader of an op's result; else ()."""
+    """Return the ops of a SiLU, x · sigmoid(x), if it is the only reader of an op's result; otherwise ()."""
     sigmoid = next((reader for reader in view.readers(op.results[0]) if reader.kind == "Sigmoid"), None)
     match = direct_match(view, sigmoid, QUICK_GELU) if sigmoid is not None else None
     if match is None or "scaled" in match.values or not confined(view, op.results[0], match.ops):
@@ -172,7 +172,7 @@ def _silu(view: View, op: Op) -> tuple[Op, ...]:
 
 
 def _skip_sum(view: View, x: ValueId, shape: Dims) -> tuple[Op, ValueId, ValueId] | None:
-    """Return the Add computing x from an image and a skip: another image, or one number per channel."""
+    """Return the Add that computes x from an image and a skip: another image, or one number per channel."""
     add, dims = view.producer(x, "Add"), known_dims(view)
     if add is None or None in shape:
         return None

@@ -1,7 +1,7 @@
 """Fusion into onnxruntime's own operators: a norm of a sum, an activation of a sum with a bias.
 
-Each fusion is proven: the replaced ops, and the formula of the operator (`reference`), run in float64. This does not
-need onnxruntime.
+Each fusion is verified: the replaced ops and the operator's formula (`reference`) run in float64. This does not need
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from amp_rewrite.rewrite.replacement import (
     run_round,
 )
 
-LATEST = 23
-"""The first opset with all standard operators extended by these fusions."""
+_COMPLETE_OPSET = 23
+"""The first opset with all the standard operators that these fusions extend."""
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace several ops by one operator of onnxruntime, or refuse it; the largest ones first. O(nodes).
+    """Replace groups of ops with onnxruntime's operators, or refuse them; the largest groups first. O(nodes).
 
-    This includes standard operators that the model writes out because its opset lacks them.
+    This includes standard operators that are written out because the model's opset does not define them.
     """
     fuser, candidates = Fuser(view, context), list(operators(view, context, (*_SKIP_NORMS, "Gelu")))
     for kinds, fused in ((_SKIP_NORMS, _skip_norm), (("Gelu",), _gelu)):
@@ -58,9 +58,9 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Operator]:
-    """Yield standard operators of these kinds, including written-out ones."""
+    """Yield standard operators of these kinds, including written-out operators."""
     yield from (Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds(kinds))
-    for fusion in fuse_clusters(view, context, LATEST):
+    for fusion in fuse_clusters(view, context, _COMPLETE_OPSET):
         if isinstance(fusion, Replacement) and fusion.node.op_type in kinds:
             read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
             inputs = tuple(read[name] for name in fusion.node.input)
@@ -68,7 +68,7 @@ def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Op
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each written-out attention by MultiHeadAttention or GroupQueryAttention."""
+    """Replace each written-out attention with MultiHeadAttention or GroupQueryAttention."""
     return (_with_types(view, outcome) for outcome in multi_head_attentions(view, context))
 
 
@@ -77,7 +77,7 @@ def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
 
 
 def decompose_fusible(view: View, context: Context, objection: Objection) -> View:
-    """Decompose each Attention replaceable by onnxruntime's own operator; return the view."""
+    """Decompose each Attention that onnxruntime's own operator can replace; return the new view."""
     decomposed, _ = run_round(view, (decompose_attentions,), context, objection)
     _, outcomes = run_round(decomposed, (fuse_attentions,), context, objection)
     fused = {
@@ -93,7 +93,7 @@ def _with_types(view: View, outcome: Outcome) -> Outcome:
     results, dims, scope = [], known_dims(view), view.ops[outcome.last].scope
     same_shape = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
     for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
-        full = dims.get(_ids(view).get((scope, same_shape.get(name, name))))
+        full = dims.get(_value_ids(view).get((scope, same_shape.get(name, name))))
         if full is not None and scope != MAIN:
             full = fixed(full)  # a symbolic size may differ between iterations of a body
         shape = [d if isinstance(d, int | str) else None for d in full or ()]
@@ -103,7 +103,7 @@ def _with_types(view: View, outcome: Outcome) -> Outcome:
 
 
 @once
-def _ids(view: View) -> Mapping[tuple[ScopeId, str], ValueId]:
+def _value_ids(view: View) -> Mapping[tuple[ScopeId, str], ValueId]:
     return {(value.scope, value.name): value.id for value in view.values}
 
 
@@ -112,7 +112,7 @@ Shapes = Mapping[ValueId, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A standard operator, as one op or written out. `inputs` are those of `node`."""
+    """A standard operator, as one op or written out. `inputs` are the inputs of `node`."""
 
     ops: tuple[OpId, ...]
     last: Op
@@ -128,13 +128,13 @@ class Fuser:
     context: Context
 
     def shape(self, value: ValueId | None) -> Dims | None:
-        """Return the known shape of a value; in bodies, without symbolic sizes, as these may vary by iteration."""
+        """Return the known shape of a value; in bodies, without symbolic sizes, which may differ between iterations."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
         return known_dims(self.view).get(value)
 
     def movable(self, bias: ValueId, total: ValueId) -> bool:
-        """True unless a bias exceeds the low type, or is nearly uniform and dominates its sum."""
+        """True unless a bias exceeds the range of the low type, or is nearly uniform and dominates its sum."""
         array = self.view.array(bias)
         if array is None or not array.size:
             return True
@@ -149,10 +149,10 @@ class Fuser:
         """Return a small shape with the rank of a value, or with one axis if the rank is unknown."""
         return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
-    def proven(self, fusion: Replacement, shapes: Shapes) -> Outcome:
-        """Return a replacement proven equal to its ops, or its refusal.
+    def verified(self, fusion: Replacement, shapes: Shapes) -> Outcome:
+        """Return a replacement that agrees with its ops on random inputs, or a refusal.
 
-        `shapes` has a shape for each value that the ops read, except constants whose numbers matter.
+        `shapes` contains a shape for each value that the ops read, except constants whose numbers matter.
         """
         reason = disagreement(self.view, fusion, random_trials(self.view, shapes))
         return _with_types(self.view, as_outcome(fusion.kind, fusion.last, reason or fusion))
@@ -164,19 +164,19 @@ _SKIP_NORMS = {
     "LayerNormalization": ("skip_layer_normalization", "SkipLayerNormalization"),
     "RMSNormalization": ("skip_rms_normalization", "SkipSimplifiedLayerNormalization"),
 }
-"""The kind of fusion for each standard norm, and the operator with the sum."""
-_RANKS = (2, 3)  # [tokens, features] or [batch, tokens, features]: the kernels accept no others
+"""For each standard norm, the kind of fusion and the operator that includes the sum."""
+_RANKS = (2, 3)  # the kernels only accept [tokens, features] and [batch, tokens, features]
 _EPSILON = 1e-5  # the default of both norms
 
 
 def _skip_norm(fuser: Fuser, norm: Operator) -> Outcome | None:
-    """Fuse a norm with the sum of two tensors of one shape; other readers of the sum read it from the same node."""
+    """Fuse a norm with the sum of two tensors of the same shape; the node also outputs the sum for other readers."""
     view = fuser.view
 
-    def behind_copy(op: Op) -> ValueId | None:
+    def copy_source(op: Op) -> ValueId | None:
         return op.inputs[0] if op.kind in ("Cast", "Identity") and is_only_reader(view, op.inputs[0], op) else None
 
-    copies, total = trail(view, norm.inputs[0], behind_copy)
+    copies, total = trail(view, norm.inputs[0], copy_source)
     add = view.producer(total, "Add")
     if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
         return None
@@ -191,7 +191,7 @@ def _fused_norm(fuser: Fuser, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     if not only_float32(view, ops) or any(view.dtype(v) is not DType.FLOAT for v in (total, *add.operands)):
         return "not all of it is float32"
     if shape is None or len(shape) not in _RANKS or not isinstance(shape[-1], int):
-        return "its input is not known to have two or three axes, with a last one of known size"
+        return "its input is not known to have two or three axes, with a last axis of known size"
     reason = _unsupported_norm(fuser, norm, shape)
     if reason is not None:
         return reason
@@ -213,12 +213,12 @@ def _fused_norm(fuser: Fuser, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     shapes = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
     shapes.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
     place = add.id if sum_is_read else None
-    return fuser.proven(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), shapes)
+    return fuser.verified(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), shapes)
 
 
 def _unsupported_norm(fuser: Fuser, norm: Operator, shape: Dims) -> str | None:
     if any(v is not None for v in norm.last.outputs[1:]):
-        return "its mean or deviation is read"
+        return "its mean or deviation is also read"
     if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
         return "it is not over the last axis only"
     if int_attribute(norm.node, "stash_type", DType.FLOAT.code) != DType.FLOAT.code:
@@ -240,10 +240,10 @@ def _summands(fuser: Fuser, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | N
 def _with_bias(
     fuser: Fuser, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
-    """Return the ops adding a bias of one number per feature to a summand, and the summands and bias without them.
+    """Return the op that adds a bias of one number per feature to a summand, the summands without it, and the bias.
 
-    Kernels add the bias to the first summand and round. So the first one must be the summand that had the bias, not the
-    residual stream, which is larger.
+    Kernels add the bias to the first summand and round. So the summand with the bias must come first, not the residual
+    stream, which is larger.
     """
     for slot, value in enumerate(summands):
         inner = fuser.view.producer(value, "Add")
@@ -262,7 +262,7 @@ def _with_bias(
 
 
 def _gelu(fuser: Fuser, gelu: Operator) -> Outcome | None:
-    """Fuse a Gelu with the bias before it, or a written-out Gelu at an opset without the operator."""
+    """Fuse a Gelu with a preceding bias, or a written-out Gelu at an opset that does not define the operator."""
     x, tanh = gelu.inputs[0], text_attribute(gelu.node, "approximate") == "tanh"
     if x is None or not only_float32(fuser.view, gelu.ops):
         return None
@@ -278,7 +278,7 @@ def _gelu(fuser: Fuser, gelu: Operator) -> Outcome | None:
 
 
 _WIDTH = 61
-"""Size of the last axis in trials of activations."""
+"""The size of the last axis in trials of activations."""
 
 
 def _activation(
@@ -286,7 +286,7 @@ def _activation(
 ) -> Outcome:
     last = fuser.view.ops[max(ops)]
     node = fused_node(op_type, last, fuser.names(*shapes), list(last.node.output), attributes, DOMAIN)
-    return fuser.proven(Replacement(kind, tuple(ops), last.id, node), shapes)
+    return fuser.verified(Replacement(kind, tuple(ops), last.id, node), shapes)
 
 
 def _with_bias_before(fuser: Fuser, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:

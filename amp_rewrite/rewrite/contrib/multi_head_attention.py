@@ -1,11 +1,11 @@
 """Fusion of written-out attentions into onnxruntime's MultiHeadAttention, at every opset.
 
-The operator reads queries and returns its result as tokens by features, while exporters split the heads and transpose
-them; and it adds a bias to the scores, while exporters select by a bool. Rows without visible keys are handled as in
-`attention`: a query of zeros weighs all keys equally, and if the model returns 0 for such a row, so does a Where.
+The operator reads queries and returns its result as tokens by features, while exporters split and transpose the heads.
+It adds a bias to the scores, while exporters select by a bool. Rows without visible keys are handled as in `attention`:
+a query of zeros weighs all keys equally, and if the model returns 0 for such a row, a Where does so after the operator.
 
 A causal attention that repeats each head of keys and values for several heads of queries becomes GroupQueryAttention,
-which reads them unrepeated. CUDA has it only in the low types, so `Context.low_only` must allow it.
+which reads the heads unrepeated. CUDA only has low kernels for it, so `Context.low_only` must allow it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_HEAD_WIDTH = 256  # for the fast kernels of GroupQueryAttention
 
 
 def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each written-out attention by one node, or refuse it; unfusible ones are reported by `attention`."""
+    """Replace each written-out attention with one node, or refuse it; `attention` reports unfusible ones."""
     for last, attention in fusible_attentions(view, context):
         if not isinstance(attention, str):
             yield as_outcome(KIND, last, _fused(attention, grouped=context.low_only))
@@ -66,10 +66,10 @@ def _fused(attention: FusibleAttention, *, grouped: bool) -> Replacement | str:
     mask = match.score_mask
     added = [*([mask.value] if attention.needs_mask and mask is not None else []), *match.biases]
     if any(len(dims_of(attention.view, value)) != RANK for value in added):
-        return "its mask lacks the axes of batch and heads"
+        return "its mask does not have axes for batch and heads"
     testable = attention.boolean or (mask is not None and mask.graded)
     if attention.has_empty_rows and (attention.mask_dims[1] != 1 or not testable):
-        return "a row of its mask may hide every key, but not in each head"
+        return "a row of its mask may hide every key, but not in every head"
     if len({match.queries, match.keys, match.values}) < len(_OPERANDS):
         return "two of its operands are the same value"
     if grouped and (replacement := _MultiHeadWriter(attention, heads, width, depth).grouped()) is not None:
@@ -78,10 +78,10 @@ def _fused(attention: FusibleAttention, *, grouped: bool) -> Replacement | str:
 
 
 class _MultiHeadWriter(AttentionNodes):
-    """Writes the nodes of one attention with `heads` heads of queries.
+    """Writer of the nodes of one attention with `heads` heads of queries.
 
-    `width` is that of a head of queries and keys, `depth` that of a head of values. `bases`: the inputs of the nodes,
-    each with its operand, "queries", "keys" or "values", and its layout.
+    `width` is the width of a head of queries or keys, and `depth` the width of a head of values. `bases`: the inputs of
+    the nodes, each with its operand, "queries", "keys" or "values", and its layout.
     """
 
     def __init__(self, attention: FusibleAttention, heads: int, width: int, depth: int) -> None:
@@ -99,11 +99,11 @@ class _MultiHeadWriter(AttentionNodes):
         zeroes = match.zeroes_nan and attention.infinite_fill
         reads = [*self._operands(self.result, None if zeroes else attending), "", "", self._score_bias()]
         if ("values", "heads") in self.bases.values() and self.width != self.depth:
-            return "its values differ from its keys in width, but have separate heads"
+            return "its values have separate heads, and another width than its keys"
         results = [self._result_name(self.result, attending if zeroes else None)]
         attributes = {"num_heads": self.heads, "scale": match.scale}
         attributes |= {"unidirectional": 1} if attention.causal else {}
-        return self._proven(KIND, fused_node("MultiHeadAttention", self.last, reads, results, attributes, DOMAIN))
+        return self._verified(KIND, fused_node("MultiHeadAttention", self.last, reads, results, attributes, DOMAIN))
 
     def grouped(self) -> Replacement | None:
         attention, match = self.attention, self.attention.match
@@ -118,7 +118,7 @@ class _MultiHeadWriter(AttentionNodes):
         rotations = [attention.view.producer(value, ROTARY_KIND) for value in reads[:2]]
         tables = _shared_tables(attention.view, rotations, (self.heads, kv_heads), self.width)
         if self.width % (16 if tables else 8) or (any(rotations) and not tables):
-            return None  # onnxruntime itself would fuse a single rotation, and crash
+            return None  # otherwise onnxruntime itself fuses a single rotation, and crashes
         reads[:2] = [op.inputs[0] if op is not None else value for op, value in zip(rotations, reads, strict=False)]
         pairs = zip(reads, _OPERANDS, strict=True)
         inputs = [self._base(value, operand, "packed") for value, operand in pairs if value is not None]
@@ -129,14 +129,14 @@ class _MultiHeadWriter(AttentionNodes):
         attributes |= {"do_rotary": 1} if tables else {}
         operands = [*inputs, "", "", last, tokens, *tables]
         node = fused_node("GroupQueryAttention", self.last, operands, results, attributes, DOMAIN)
-        replacement = self._proven(GROUPED_ATTENTION, node, groups, tables)
+        replacement = self._verified(GROUPED_ATTENTION, node, groups, tables)
         return replacement if isinstance(replacement, Replacement) else None
 
-    def _proven(self, kind: str, node: NodeProto, groups: int = 1, tables: Sequence[str] = ()) -> Replacement | str:
+    def _verified(self, kind: str, node: NodeProto, groups: int = 1, tables: Sequence[str] = ()) -> Replacement | str:
         """Return the replacement by a node, or how it differs from the ops on small random operands.
 
-        `groups`: the heads of queries per head of keys and values. `tables`: cosines and sines for queries and keys,
-        which the node rotates and the ops do not.
+        `groups`: the heads of queries per head of keys and values. `tables`: the cosines and sines by which the node,
+        but not the ops, rotates queries and keys.
         """
         ops = tuple(sorted({*self.attention.match.ops, *(op.id for op in self.moves)}))
         replacement = AttentionReplacement(kind, ops, self.last.id, node, **self.parts())
@@ -145,7 +145,7 @@ class _MultiHeadWriter(AttentionNodes):
             feed = dict(zip(_OPERANDS, operands, strict=True))
             inputs = {name: _LAYOUTS[layout](feed[operand]) for name, (operand, layout) in self.bases.items()}
             q, k, v = operands
-            if tables:  # then the width is even
+            if tables:  # in which case the width is even
                 angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
                 inputs.update(zip(tables, (np.cos(angles), np.sin(angles)), strict=True))
                 q, k = (rotated(x, *(inputs[name] for name in tables)) for x in (q, k))
@@ -211,7 +211,7 @@ class _MultiHeadWriter(AttentionNodes):
         return [query_input, swapped, self._base(match.values, "values", "heads")]
 
     def _packed(self, value: ValueId, heads: int) -> ValueId | None:
-        """Return the tokens by features behind a value split into heads."""
+        """Return the tokens by features from which a value with separate heads is split."""
         return self._merged(head_split(self.attention.view, value), heads)
 
     def _merged(self, op: Op | None, heads: int) -> ValueId | None:
@@ -247,7 +247,7 @@ class _MultiHeadWriter(AttentionNodes):
 
 
 def _shared_tables(view: View, rotations: Sequence[Op | None], heads: Sequence[int], width: int) -> list[str]:
-    """Return the tables of cosines and sines shared by all rotations, starting at position 0; none otherwise.
+    """Return the tables of cosines and sines that all rotations share, starting at position 0; otherwise an empty list.
 
     Rotations of other heads, or of a part of each head, do not qualify.
     """

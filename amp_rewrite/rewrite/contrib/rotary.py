@@ -1,8 +1,7 @@
 """Fusion of rotary position embeddings into onnxruntime's RotaryEmbedding.
 
-Exporters multiply by cosines and sines whose two halves are equal, and the operator reads only one half. The equality
-is proven for the values themselves, regardless of their computation from positions. The standard's operator also
-reads halves.
+Exporters multiply by cosines and sines with two equal halves, and the operator reads only one half. The halves must be
+equal by construction, regardless of how they are computed from positions. The standard operator also reads halves.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from amp_rewrite.rewrite.replacement import Outcome, Replacement, as_outcome, fu
 
 KIND = "rotary_embedding"
 _HALVES_PRESERVED = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
-"""Ops computing each half of their last axis from the same half of their input."""
+"""Ops that compute each half of their last axis from the same half of their input."""
 _MAX_STEPS = 16
 _STANDARD = "RotaryEmbedding"
 
@@ -40,14 +39,14 @@ _ROTATION = op(
     op("Mul", X, anything("cos")),
     op("Mul", op("Concat", op("Neg", _HALF), _HALF), anything("sin")),
 )
-"""x · cos + (−second half of x, first half of x) · sin. A trial proves the choice of halves."""
+"""x · cos + (−second half of x, first half of x) · sin. A trial verifies the choice of halves."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """A rotation: its ops, the last one, and their operands.
+    """A rotation: its ops, the last of them, and their operands.
 
-    `standard`: it is the standard's operator, which reads half of each table.
+    `standard`: it is the standard operator, which reads half of each table.
     """
 
     ops: tuple[OpId, ...]
@@ -59,7 +58,7 @@ class _Rotation:
 
 
 def rotations(view: View) -> Iterator[Outcome]:
-    """Replace each rotation, written out or by the standard's operator, or refuse it. O(Negs)."""
+    """Replace each rotation, written out or by the standard operator, or refuse it. O(Negs)."""
     halves_equal = cache(partial(_halves_equal, view))
     for anchor in view.of_kinds(("Neg", _STANDARD)) if view.opset >= FIRST_AXES_INPUT else ():
         rotation = _standard_rotation(anchor) if anchor.kind == _STANDARD else _written_out(view, anchor)
@@ -76,7 +75,7 @@ def _written_out(view: View, anchor: Op) -> _Rotation | None:
 
 
 def _standard_rotation(op: Op) -> _Rotation | None:
-    """Return the rotation by the standard's operator; None if it has position ids or rotates only some features."""
+    """Return the rotation by a standard operator; None if it has position ids or rotates only some features."""
     unsupported = any(int_attribute(op.node, name, 0) for name in ("interleaved", "rotary_embedding_dim"))
     if unsupported or len(op.operands) != len(op.inputs) or len(op.inputs) != len(("x", "cos", "sin")):
         return None
@@ -85,7 +84,7 @@ def _standard_rotation(op: Op) -> _Rotation | None:
 
 
 def _first_equal(view: View, value: ValueId) -> ValueId:
-    """Return the first cosine or sine of the same angles, to let rotations share tables."""
+    """Return the first cosine or sine of the same angles, so that rotations share tables."""
     producer = view.producer(value)
     if producer is None or producer.kind not in ("Cos", "Sin"):
         return value
@@ -107,7 +106,7 @@ def _fused(view: View, rotation: _Rotation, halves_equal: Callable[[ValueId, int
 
 
 def _is_table(table: Dims, expected: Dims) -> bool:
-    """True for a table of positions by features with the expected sizes, and axes of size 1 before them."""
+    """True for a table of positions by features with the expected sizes; any other axes must have size 1."""
     if not 1 < len(table) <= RANK or table[-2] is None:
         return False
     return table[-2:] == expected and all(d == 1 for d in table[:-2])
@@ -144,7 +143,7 @@ def _packed_source(view: View, rotation: _Rotation) -> ValueId | None:
 
 
 class _RotationWriter(NewNodes):
-    """Writes the nodes of one rotation. `packed`: the tokens by features to rotate in place of separate heads."""
+    """Writer of the nodes of one rotation. `packed`: tokens by features to rotate in place of separate heads."""
 
     def __init__(self, view: View, rotation: _Rotation, heads: int, width: int, packed: ValueId | None) -> None:
         super().__init__(view, rotation.last)
@@ -166,7 +165,7 @@ class _RotationWriter(NewNodes):
         return disagreement(self.view, fusion, [self._trial(reads[0])]) or fusion
 
     def _table(self, value: ValueId) -> str:
-        """Add the first half of a table as two axes; return its name."""
+        """Add the first half of a table, with two axes; return its name."""
         half_name = name = self.view.value_name(_first_equal(self.view, value))
         half = self.width // 2
         if not self.rotation.standard:
@@ -176,7 +175,7 @@ class _RotationWriter(NewNodes):
         return self.before("Reshape", (half_name, shape), f"{name}_cache")
 
     def _trial(self, name: str) -> Trial:
-        """Return a trial on small random operands; `name` is the value rotated by the node."""
+        """Return a trial on small random operands; `name` is the value that the node rotates."""
         view, rotation, rng = self.view, self.rotation, np.random.default_rng(0)
         batch, tokens = 1 if rotation.standard else 2, 3
         x = rng.standard_normal((batch, self.heads, tokens, self.width))

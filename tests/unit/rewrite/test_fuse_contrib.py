@@ -110,7 +110,7 @@ UNEQUAL = "its summands are not known to have the same shape, except for a missi
 ROWS = "float[3,4] x, float[3,4] z"
 SKIPPED: dict[str, tuple[str, str]] = {
     "not all of it is float32": ("n = Add (x, z)  t = Cast <to = 1> (n)  " + NORM, "int64[2,3,4] x, int64[2,3,4] z"),
-    "its input is not known to have two or three axes, with a last one of known size": (
+    "its input is not known to have two or three axes, with a last axis of known size": (
         SUM + NORM,
         "float[5,2,3,4] x, float[5,2,3,4] z",
     ),
@@ -123,7 +123,7 @@ SKIPPED: dict[str, tuple[str, str]] = {
         SUM + "o = Neg (t)  scale = Add (gain, late)  y = LayerNormalization (t, scale)",
         TWO + ", float[4] late",
     ),
-    "its mean or deviation is read": (SUM + "y, mean = LayerNormalization (t, gain)  o = Neg (mean)", TWO),
+    "its mean or deviation is also read": (SUM + "y, mean = LayerNormalization (t, gain)  o = Neg (mean)", TWO),
     "its statistics are not float32": (SUM + "y = LayerNormalization <stash_type = 11> (t, gain)", TWO),
 }
 SHAPES = ("float[A,3,4] x, float[B,3,4] z", "float[A,S,4] x, float[1,1,4] z", "float[2,3,4] x, float[4] z")
@@ -314,10 +314,10 @@ WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCOR
 @pytest.mark.parametrize(
     ("body", "inputs", "why"),
     [
-        (HIDDEN, EDGES + ", bool[3,5] mask", "its mask lacks the axes of batch and heads"),
-        (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, but not in each head"),
+        (HIDDEN, EDGES + ", bool[3,5] mask", "its mask does not have axes for batch and heads"),
+        (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, but not in every head"),
         # refused by the kernel
-        (WIDER, EDGES, "its values differ from its keys in width, but have separate heads"),
+        (WIDER, EDGES, "its values have separate heads, and another width than its keys"),
     ],
 )
 def test_near_misses_of_an_attention_stay(body: str, inputs: str, why: str) -> None:
@@ -358,7 +358,7 @@ def test_no_cast_separates_a_sum_from_its_norm() -> None:
 @pytest.mark.parametrize("target", ["onnx", "tensorrt"])
 def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
     message = (
-        f"fuse 'contrib' creates operators that only onnxruntime has, but the target is '{target}'; use target"
+        f"fuse 'contrib' creates operators that only onnxruntime supports, but the target is '{target}'; use target"
         " 'ort-cuda', or fuse 'basic'"
     )
     with pytest.raises(PolicyError, match=f"^{re.escape(message)}$"):

@@ -133,14 +133,14 @@ GATE = "y = Mul (l, v)"
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (norm_of(RELU + NORM + PLAIN, groups=8), "an even number of channels in a group, up to 512, not 1"),
+        (norm_of(RELU + NORM + PLAIN, groups=8), "an even number of channels per group, up to 512, not 1"),
         (norm_of(RELU + NORM.replace("ones", "twos") + PLAIN), "on random inputs the results differ"),
         (
             norm_of(RELU + NORM.replace("whole", "turned") + PLAIN, outputs="float[2,8,6,4] y"),
             "its input is not known to be",
         ),
         (norm_of(RELU + NORM.replace("scale)", "row)") + PLAIN), ""),
-        (gate_of(GATED + HALVES + GELU + GATE, 2048), "its kernel takes 2560, 5120, 10240 features, not 2048"),
+        (gate_of(GATED + HALVES + GELU + GATE, 2048), "the kernel accepts 2560, 5120, 10240 features, not 2048"),
         (gate_of(GATED + "r, l = Split <axis = 2> (t, sizes) " + GELU + GATE), "on random inputs the results differ"),
         (gate_of(GATED + HALVES + TANH + GATE), ""),
         (gate_of(GATED + HALVES + GELU + "w = Mul (l, v) y = Add (w, r)"), ""),
@@ -161,7 +161,7 @@ def test_these_fusions_apply_only_to_float16_on_onnxruntime() -> None:
         PolicyError, match=re.escape("fuse 'diffusion' creates operators without bfloat16 kernels; use")
     ):
         amp_rewrite.convert(model, fuse="diffusion", to="bfloat16")
-    with pytest.raises(PolicyError, match="fuse 'diffusion' creates operators that only onnxruntime has"):
+    with pytest.raises(PolicyError, match="fuse 'diffusion' creates operators that only onnxruntime supports"):
         amp_rewrite.convert(model, fuse="diffusion", target="onnx")
 
 
