@@ -63,9 +63,9 @@ DRAWS, CHANCE = 8, 2
 PEERS = ("onnxruntime_float16", "onnxconverter_common")
 BEFORE = "before"
 FLOAT = onnx.TensorProto.FLOAT
-HEAD = ("model", "ours", "A", "B", "others", "Casts", "operations low", "bytes", "bytes low", "judgement")
+HEAD = ("model", "ours", "A", "B", "others", "Casts", "low operations", "bytes", "low bytes", "judgement")
 
-COMPARED = ("model", "error before", "after", "A", "B", "Casts (on CUDA)", "operations low", "bytes", "judgement")
+COMPARED = ("model", "error before", "after", "A", "B", "Casts (on CUDA)", "low operations", "bytes", "judgement")
 
 Array = np.ndarray[Any, Any]
 Batch = Mapping[str, Array]
@@ -138,8 +138,9 @@ class Judged:
             return "right"
         right = self._right(self.batch)
         if (wrong := sum(not error <= self.limit for error in self.draws)) >= CHANCE:
-            return f"undecided: {', '.join(right)} right, but {wrong} of {len(self.draws)} draws wrong"
-        return f"harmed: {', '.join(right)} right" if right else "wrong, as both references"
+            right_ones = f"{' and '.join(sorted(right))} {'is' if len(right) == 1 else 'are'} right"
+            return f"undecided: {right_ones}, but {wrong} of {len(self.draws)} random perturbations are wrong"
+        return f"harmed: {', '.join(right)} right" if right else "wrong, like both references"
 
 
 def judged(path: Path, args: argparse.Namespace, kept: Mapping[DType, Judged]) -> Iterator[tuple[DType, Judged]]:

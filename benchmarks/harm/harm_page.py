@@ -36,18 +36,27 @@ GROUPS: Mapping[str, str] = {
 TYPES = ("float16", "bfloat16")
 MORE_BYTES = 0.01
 """The relative increase in bytes allowed without a reason."""
-INTRO = """# Conversions compared with rounding only the products
+INTRO = """# Accuracy of conversions, compared with rounding only the products
 
-`benchmarks/run.py harm FOLDER --before CHECKOUT` measured these rows. *Before* is commit 1f32681, which lacks the rules
-against harm. Reference *A* rounds the inputs of products; *B* also rounds their results, as PyTorch's autocast does. An
-error is the largest over all outputs, relative to the output's largest magnitude; low precision is emulated on a CPU,
-and integers must be equal. The tolerance is 2e-2, in bfloat16 16e-2. Casts are those of the file and, in parentheses,
-those after onnxruntime {onnxruntime} optimized it for CUDA. Bytes are the reads and writes of all ops by the cost
-model, with assumed sizes for free dimensions.
+`benchmarks/run.py harm FOLDER --before CHECKOUT` produced the results below. *Before* is commit 1f32681, which does not
+have the rules against harm. Reference *A* rounds the inputs of products; *B* also rounds their results, as PyTorch's
+autocast does. The error is the largest over all outputs, relative to the output's largest magnitude. Low precision is
+emulated on a CPU, and integers must be equal. The tolerance is 2e-2 for float16 and 1.6e-1 for bfloat16. Casts are
+those in the file and, in parentheses, those left after onnxruntime {onnxruntime} has optimized it for CUDA. Bytes are
+those read and written by all ops, according to the cost model, with assumed sizes for free dimensions.
 
-Weights are random, from a fixed seed. In small models they have the magnitude of trained weights, at real widths also
-their spread (rows of different size, 1 in 256 channels of a norm with 8 times the gain). If an export also has a batch
-with a fully masked row, the table shows the worse error.
+A conversion *harms* a model if its error exceeds the tolerance although rounding only the products does not:
+
+- *right*: the error is within the tolerance.
+- *harmed*: the error exceeds the tolerance, but reference B's does not.
+- *only A right*: the error exceeds the tolerance, as does B's, but A's does not.
+- *undecided*: a reference is right, but only by chance: with random errors of the size of rounding, reference B is wrong
+  in at least 2 of 8 perturbations.
+- *wrong in all*: the errors of the conversion and of both references exceed the tolerance.
+
+Weights are random, from a fixed seed. In small models, they have the magnitude of trained weights; at real widths, they
+also have their spread (rows of different magnitude, and 1 in 256 channels of a norm with 8 times the gain). If an
+export also has a batch with a fully masked row, the table shows the worse error.
 """
 WIDTHS = ("model", "parameters", "inputs")
 
@@ -95,7 +104,7 @@ def changes(row: Judged) -> Iterator[str]:
     if new.bytes > old.bytes * (1 + MORE_BYTES):
         yield f"bytes {new.bytes / old.bytes - 1:+.0%}"
     if new.operations < old.operations - 0.005:
-        yield f"operations low {old.operations:.0%} → {new.operations:.0%}"
+        yield f"low operations {old.operations:.0%} → {new.operations:.0%}"
 
 
 def reason(row: Judged, to: str, reasons: Sequence[Mapping[str, Any]]) -> str:
@@ -136,7 +145,14 @@ def counts(groups: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
             harmed = sum(word.startswith("harmed: B") for word in words)
             only_a = sum(word == "harmed: A right" for word in words)
             chance = sum(word.startswith("undecided") for word in words)
-            numbers = len(words), words.count("right"), harmed, only_a, chance, words.count("wrong, as both references")
+            numbers = (
+                len(words),
+                words.count("right"),
+                harmed,
+                only_a,
+                chance,
+                words.count("wrong, like both references"),
+            )
             yield GROUPS[name], to, *numbers, len(found) - len(words)
 
 
@@ -178,7 +194,7 @@ def page(results: Mapping[str, Any]) -> str:
     commits = sorted({row["commit"] for group in groups.values() for to in TYPES for row in group[to].values()})
     head = ("group", "type", "models", "right", "harmed", "only A right", "undecided", "wrong in all", "not measured")
     lines = [INTRO.format(onnxruntime=results["machine"]["versions"]["onnxruntime-gpu"])]
-    lines += [f"Measured at {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
+    lines += [f"The commits measured are {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
     for title, word in (("Harmed", "harmed: B"), ("Only A is right", "harmed: A")):
         if found := list(wrong(groups, word, reasons)):
             columns = ("model", "type", "ours", "A", "B", "rounded value")
@@ -192,10 +208,10 @@ def page(results: Mapping[str, Any]) -> str:
         for exporter in _EXPORTERS
     )
     failed = [row for group in groups.values() for row in failed_exports(group)]
-    lines += ["## Exports that failed", "", f"{len(failed)} of {tried} exports failed, with these errors.", ""]
+    lines += ["## Failed exports", "", f"{len(failed)} of {tried} exports failed with these errors.", ""]
     lines += [*measure.markdown(("architecture", "exporter", "error"), failed), ""]
     if broken := [row for group in groups.values() for row in faults(group)]:
-        lines += ["## Models not measured", ""]
+        lines += ["## Unmeasured models", ""]
         lines += [*measure.markdown(("model", "error"), broken), ""]
     for name, group in groups.items():
         lines += [f"## {GROUPS[name]}", ""]
