@@ -216,22 +216,23 @@ TITLES = {
     "whisper": "Whisper's encoder",
     "dense": "dense",
 }
-TEXT = """The models of the GPU measurement at full size, in float16 at opset 18: nodes of the graph after onnxruntime's
-optimizer at its default level on CUDA, counted with stub libraries. Each cell shows the float32 file, `--fuse none` and
-the default, or one number if all are equal. Each file also opens on the CPU at that level. *Causal*: attention by
+TEXT = """The table counts the nodes in the graphs of the full-size GPU models, in float16 at opset 18, after
+onnxruntime's optimizer at its default level on CUDA, with stub libraries. Each cell shows the float32 file,
+`--fuse none` and the default, or one number if all three are equal. Each file also loads on the CPU at that level.
+*Causal*: attention by
 `unidirectional` or GroupQueryAttention, without a mask."""
-LAYERS = """A BERT layer has six products, one attention, two norms, one GELU and one Add of a bias with three axes.
+LAYERS = """A BERT layer has six products, one attention, two norms, one GELU and one Add of a three-dimensional bias.
 BERT-base exported at opset 23 has the same number of nodes in every column. Tests check this for small exports of BERT,
 ViT, GPT-2 and Llama (`tests/suites/gpu/test_layers_under_stub.py`)."""
-ERRORS = """Emulated errors, with a batch of one, random weights and data. L2: root mean square of the difference,
-divided by that of the outputs. Largest: the largest difference, divided by the largest output.
+ERRORS = """The errors are emulated, with a batch size of one and random weights and data. *L2* is the root mean square
+of the difference divided by that of the outputs; *largest* is the largest difference divided by the largest output.
 
-On three draws of weights and tokens, GPT-2's L2 error is 1.44, 1.41 and 1.42e-3 without fusions, 1.45, 1.42 and
-1.45e-3 by default, and 1.41, 1.37 and 1.38e-3 with only the operators of onnxruntime, when each Gemm kept its bias
-(commit d38bce87). A Gemm rounds once. A MatMul and the kernel after it round before the bias, after it, and after the
-sum with the residuals, on CUDA as under emulation. That kernel adds the bias to its first operand, so the product comes
-first: with the bias added to the residuals, which are larger, the error was 1.55e-3, and Whisper's 1.64e-3 instead of
-1.32e-3."""
+For three draws of weights and tokens, GPT-2's L2 error is 1.44, 1.41 and 1.42e-3 without fusions; 1.45, 1.42 and
+1.45e-3 by default; and 1.41, 1.37 and 1.38e-3 with only onnxruntime's operators, when each Gemm kept its bias (commit
+d38bce87). A Gemm rounds once. A MatMul and the kernel after it round before the bias is added, after it is added, and
+after the sum with the residuals, both on CUDA and under emulation. The kernel adds the bias to its first operand, so
+the product must be the first. When the bias was added to the residuals, which are larger, the error was 1.55e-3, and
+Whisper's was 1.64e-3 instead of 1.32e-3."""
 
 
 def graph_table(rows: Mapping[str, Row]) -> list[str]:

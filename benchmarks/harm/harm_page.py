@@ -50,8 +50,8 @@ A conversion *harms* a model if its error exceeds the tolerance although roundin
 - *right*: the error is within the tolerance.
 - *harmed*: the error exceeds the tolerance, but reference B's does not.
 - *only A right*: the error exceeds the tolerance, as does B's, but A's does not.
-- *undecided*: a reference is right, but only by chance: with random errors of the size of rounding, reference B is wrong
-  in at least 2 of 8 perturbations.
+- *undecided*: a reference is right, but only by chance: with random errors of the size of rounding, reference B is
+  wrong in at least 2 of 8 perturbations.
 - *wrong in all*: the errors of the conversion and of both references exceed the tolerance.
 
 Weights are random, from a fixed seed. In small models, they have the magnitude of trained weights; at real widths, they
