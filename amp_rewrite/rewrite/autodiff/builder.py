@@ -1,4 +1,4 @@
-"""Builder for a copy of a model's graph, with the types and shapes of its original values."""
+"""Builder of nodes in a copy of a model's graph, with the types and shapes of the original values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 Shape = shapes.DeclaredDims
-"""Dims: numbers, names or None if unknown. Dims with the same name are equal."""
+"""Dims: each is a number, a name, or None if unknown. Dims with the same name are equal."""
 
 
 @once
@@ -47,7 +47,7 @@ def fixed_dims(shape: Shape | None) -> tuple[int, ...] | None:
     return fixed if shape is not None and len(fixed) == len(shape) else None
 
 
-_LARGEST_CONSTANT = 1 << 16  # most elements of a constant read by `Builder.constant_of`
+_MAX_CONSTANT_ELEMENTS = 1 << 16
 
 
 class Builder(NodeBuilder):
@@ -60,7 +60,7 @@ class Builder(NodeBuilder):
         self.view, self.scope = view, scope
         self.ids, self.shapes = values_in(view)[scope], shapes_of(view)
 
-        self._narrow: dict[str, str] = {}
+        self._expand_inputs: dict[str, str] = {}
 
     @cached_property
     def graph(self) -> GraphProto:
@@ -69,16 +69,16 @@ class Builder(NodeBuilder):
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
-        """Return a builder for a copy of the main graph of a model. ModelError as in `View.of`."""
+        """Return a builder for a copy of a model's main graph. Raises ModelError as `View.of` does."""
         view = View.of(model)
         return cls(view, MAIN, taken=set(view.names), region=region)
 
     def body(self, scope: ScopeId) -> Builder:
-        """Return a builder for a copy of a body of this graph, with names unique in the model."""
+        """Return a builder for a copy of one of this graph's bodies, with names unique in the model."""
         return Builder(self.view, scope, taken=self._taken, region=self._region)
 
     def model(self) -> Model:
-        """Return a new model with the current graph; it must be the main graph."""
+        """Return a new model with the current graph as its main graph."""
         assert self.scope == MAIN
         proto = clone(self.view.model.proto)
         proto.graph.CopyFrom(self.finished())
@@ -86,8 +86,8 @@ class Builder(NodeBuilder):
 
     def finished(self) -> GraphProto:
         graph = clone(self.graph)
-        names = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._narrow else set()
-        nodes = [n for n in self.nodes if n.output[0] not in self._narrow or n.output[0] in names]
+        names = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._expand_inputs else set()
+        nodes = [n for n in self.nodes if n.output[0] not in self._expand_inputs or n.output[0] in names]
         graph.node.extend(nodes)
         return graph
 
@@ -117,12 +117,12 @@ class Builder(NodeBuilder):
     def constant_of(self, name: str) -> Array | None:
         """Return an original constant of at most 65536 elements; None for other values."""
         value = self.original(name)
-        return None if value is None else self.view.array(value.id, _LARGEST_CONSTANT)
+        return None if value is None else self.view.array(value.id, _MAX_CONSTANT_ELEMENTS)
 
     # -- nodes -----------------------------------------------------------------------------------------
 
     def extra_output(self, position: int, slot: int) -> str:
-        """Return the name of an output of the original node at this position; a missing output is added."""
+        """Return the name of an output of the original node at this position; add the output if it is missing."""
         proto = self.graph.node[position]
         while len(proto.output) <= slot:
             proto.output.append("")
@@ -131,14 +131,14 @@ class Builder(NodeBuilder):
         return str(proto.output[slot])
 
     def expand(self, x: str, shape: str) -> str:
-        """Expand a value to a shape. `narrow` recovers the value, and an Expand without readers is dropped."""
+        """Expand a value to a shape. `unexpanded` recovers the value, and an Expand without readers is dropped."""
         expand = self.op("Expand", x, shape)
-        self._narrow[expand] = x
+        self._expand_inputs[expand] = x
         return expand
 
-    def narrow(self, x: str) -> str:
-        """Return `x` before `expand`, for broadcasting readers; return other values as they are."""
-        return self._narrow.get(x, x)
+    def unexpanded(self, x: str) -> str:
+        """Return the input of `expand` if `x` is its result, for readers with broadcasting; otherwise return `x`."""
+        return self._expand_inputs.get(x, x)
 
     # -- inputs and outputs ----------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Builder(NodeBuilder):
         return name
 
     def promote(self, name: str) -> None:
-        """Turn an initializer into a graph input of the same name, type and shape, after the other inputs."""
+        """Turn an initializer into the last graph input, with the same name, type and shape."""
         index = next((i for i, t in enumerate(self.graph.initializer) if t.name == name), None)
         if index is None:
             raise GradientError(f"{name!r} is not an initializer of the main graph, so it cannot become an input")
@@ -160,7 +160,7 @@ class Builder(NodeBuilder):
         del self.graph.initializer[index]
 
     def output(self, name: str, dtype: DType, shape: Shape | None, *, source: str | None = None) -> str:
-        """Make a value a graph output; return its name. With `source`, an Identity outputs `source` as `name`."""
+        """Make a value a graph output; return its name. With `source`, an Identity copies `source` to `name`."""
         if source is not None:
             name = self.fresh(name)
             self.name(source, name)
@@ -168,7 +168,7 @@ class Builder(NodeBuilder):
         return name
 
     def reshape_like(self, x: str, like: str) -> str:
-        """Reshape to the shape of a value; with at most one unknown dim, no Shape is computed."""
+        """Reshape to the shape of a value, without a Shape op if at most one dim is unknown."""
         shape = self.shape(like)
         if shape is None or 0 in shape or sum(not isinstance(d, int) for d in shape) > 1:
             return self.reshape(x, self.shape_of(like))
@@ -177,7 +177,7 @@ class Builder(NodeBuilder):
     def shape_of(self, x: str) -> str:
         """Return the shape as an int64 value: a constant, or computed from graph inputs with the same named dims.
 
-        A Shape of the value itself in the backward pass would keep the value in memory until then.
+        A Shape op on the value itself would keep the value in memory until the backward pass.
         """
         shape = self.shape(x)
         dims = fixed_dims(shape)

@@ -14,7 +14,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.forms import at_gradient_opset, has_body, in_training, with_bodies
 from amp_rewrite.rewrite.autodiff.vjp import convolution, elementwise, linear, looping, movement, reduction
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Rows, Stop, floating, nested_scopes, paths
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Rows, Stop, is_floating, nested_scopes, paths
 from amp_rewrite.rewrite.passes.inline import inlined
 
 VJPS: Rows = {**convolution.ROWS, **elementwise.ROWS, **linear.ROWS, **looping.ROWS, **movement.ROWS, **reduction.ROWS}
@@ -27,14 +27,14 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     The gradients follow the model's outputs as `<name>_grad`, in the order of `wrt`, each with the type and shape of
     its variable. A gradient is zero if the loss does not depend on the variable.
 
-    Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
-    the loss applies its row of `rewrite.autodiff.vjp`. The forward pass is rewritten as in `differentiable`.
-    A model below opset 16 is moved to it. O(nodes + uses).
+    The method is reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3), with the rules of
+    `rewrite.autodiff.vjp` for the ops on the paths from `wrt` to the loss. The forward pass is rewritten as in
+    `differentiable`, and a model below opset 16 is converted to it. O(nodes + uses).
 
     Args:
-        model: the model, in any form that `Model.load` takes; it is not changed.
+        model: the model, in any form that `Model.load` accepts; it is not changed.
         loss: a floating-point value of the main graph with one element.
-        wrt: floating-point inputs or initializers, one name or several.
+        wrt: the name or names of floating-point inputs or initializers.
         folder: the folder of a ModelProto's external data.
 
     Returns:
@@ -54,12 +54,12 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     wrt = as_names(wrt)
     source, _ = at_gradient_opset(inlined(Model.load(model, folder=folder)))
     _check_parameters(source, loss, wrt)
-    ready = differentiable(source, loss, wrt)
-    b = Builder.of(ready)
+    prepared = differentiable(source, loss, wrt)
+    b = Builder.of(prepared)
     shape = b.shape(loss)
     if shape is None or any(dim != 1 for dim in shape):
         dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
-        raise GradientError(f"the loss {loss!r} is not one number: its shape is {dims}; reduce it to its mean or sum")
+        raise GradientError(f"the loss {loss!r} must have one element, but its shape is {dims}; take its mean or sum")
     gradient_of = backward(b, {loss: b.scalar(1.0, b.element_type(loss))}, wrt)
     for name in dict.fromkeys(wrt):
         b.output(f"{name}_grad", b.element_type(name), b.shape(name), source=gradient_of[name])
@@ -67,11 +67,11 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 
 
 def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
-    """Return an equivalent model for `backward` to differentiate, with the same value names.
+    """Return an equivalent model for `backward`, with the same value names.
 
-    Local functions are inlined. An op without a gradient rule on a path to the loss is replaced by a function body,
-    from `lowering` or from the standard; so is every BatchNormalization with batch statistics. `loss` and `wrt` name
-    floating-point values of the main graph. Errors are those of `gradients`.
+    Local functions are inlined. An op without a gradient rule on a path to the loss is replaced by its function body,
+    from `lowering` or the ONNX standard, as is every BatchNormalization with batch statistics. `loss` and `wrt` name
+    floating-point values of the main graph. Raises the same errors as `gradients`.
     """
     current = inlined(model)
     while True:
@@ -79,18 +79,18 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
         if loss not in ids:
             outputs = ", ".join(repr(view.value_name(v)) for v in view.scopes[MAIN].outputs)
-            raise GradientError(f"the model has no value {loss!r} that could be the loss; its outputs are {outputs}")
+            raise GradientError(f"the model has no value {loss!r} to use as the loss; its outputs are {outputs}")
         target = ids[loss]
         vtype = view.types[target]
         if vtype is None or vtype.container != TENSOR or vtype.dtype is None or not vtype.dtype.floating:
             raise GradientError(
-                f"the loss {loss!r} is {vtype or 'of unknown type'}; gradients need floating-point tensors; cast it"
+                f"the loss {loss!r} is {vtype or 'of unknown type'}, but must be a floating-point tensor; cast it"
             )
         route = paths(view, MAIN, [target], [ids[name] for name in wrt], VJPS)
         if target not in route.reached:
             raise GradientError(
                 f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
-                " initializers that it is computed from"
+                " initializers on which it depends"
             )
         replaced = {op.id for op in view.ops if in_training(op)}
         for op in route.ops:
@@ -98,8 +98,8 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
                 replaced.add(op.id)
             elif op.kind not in VJPS:
                 raise GradientError(
-                    f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
-                    " replace the op, or do not train the parameters before it"
+                    f"node {op.name!r} ({op.kind}) has no gradient rule, but it lies on the path {route.through(op)};"
+                    " replace the op, or freeze the parameters upstream of it"
                 )
         for body in nested_scopes(view, [body for op in route.ops for body in op.bodies]):
             replaced.update(i for i in view.scopes[body].ops if _replaceable(view, view.ops[i]))
@@ -109,23 +109,23 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
 
 
 def _replaceable(view: View, op: Op) -> bool:
-    return op.kind not in VJPS and has_body(op) and any(floating(view, v) for v in op.results)
+    return op.kind not in VJPS and has_body(op) and any(is_floating(view, v) for v in op.results)
 
 
 def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
     """Append the backward pass to a builder; return the names of the gradients by the names in `wrt`.
 
-    `seeds` maps each differentiated value to the name of its gradient, which has the value's type and broadcasts to its
-    shape. The seed of a loss is 1, or the loss scale for scaled gradients. `wrt` names floating-point values of the
-    graph. One Sum adds the gradients of several uses, and a value without a path from a seed gets zeros. GradientError
-    for an op without a gradient rule.
+    `seeds` maps each differentiated value to the name of its gradient, which has the value's type and broadcasts to the
+    value's shape. The seed of a loss is 1, or the loss scale for scaled gradients. `wrt` names floating-point values of
+    the graph. One Sum adds the gradients of several uses, and a value without a path to a seed gets zeros. Raises
+    GradientError for an op without a gradient rule.
     """
-    full = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
-    return _accumulate(b, full, wrt)
+    expanded = {n: seed if b.shape(n) == () else b.op("Expand", seed, b.shape_of(n)) for n, seed in seeds.items()}
+    return _accumulate(b, expanded, wrt)
 
 
 def _accumulate(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass, from gradients with the shapes of their values."""
+    """Append the backward pass from seeds with the shapes of their values."""
     view, ids = b.view, b.ids
     route = paths(view, b.scope, [ids[name] for name in seeds], [ids[name] for name in wrt], VJPS)
     pending: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in seeds.items()}
@@ -140,14 +140,14 @@ def _accumulate(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dic
 
 
 def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
-    """Append the needed gradients of an op's inputs and of the values captured by its bodies."""
+    """Append the gradients of an op's inputs and captured values, for those on a path to `wrt`."""
     row = VJPS.get(v.op.kind)
     if row is None:
-        raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")
+        raise v.error(f"it has no gradient rule, but lies on the path {route.through(v.op)}; replace the op")
     for slot, gradient in enumerate(v.gradients):
         if gradient is not None and slot >= row.outputs:
             raise v.error(
-                f"no gradient through output {slot}, {v.op.node.output[slot]!r}, which lies on the path"
+                f"its output {slot}, {v.op.node.output[slot]!r}, has no gradient rule, but lies on the path"
                 f" {route.through(v.op)}; compute it with other ops"
             )
     partials, joint, captured = list[tuple[ValueId, str]](), list[tuple[int, ValueId]](), route.captured[v.op.id]
@@ -159,9 +159,9 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
         else:
             partials.append((value, entry(v, slot)))
     if joint or captured:
-        assert row.together is not None
-        together = row.together(v, [slot for slot, _ in joint], [v.b.view.value_name(c) for c in captured])
-        partials += zip([*[value for _, value in joint], *captured], together, strict=True)
+        assert row.joint_rule is not None
+        gradients_in_order = row.joint_rule(v, [slot for slot, _ in joint], [v.b.view.value_name(c) for c in captured])
+        partials += zip([*[value for _, value in joint], *captured], gradients_in_order, strict=True)
     return partials
 
 
@@ -171,8 +171,8 @@ def _sum(b: Builder, gradients: Sequence[str] | None) -> str | None:
         return None
     if len(gradients) == 1:
         return gradients[0]
-    narrow = [b.narrow(g) for g in gradients]
-    return b.op("Sum", *(gradients if all(n != g for n, g in zip(narrow, gradients, strict=True)) else narrow))
+    compact = [b.unexpanded(g) for g in gradients]
+    return b.op("Sum", *(gradients if all(c != g for c, g in zip(compact, gradients, strict=True)) else compact))
 
 
 def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:

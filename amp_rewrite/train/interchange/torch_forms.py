@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from amp_rewrite.errors import TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
-from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
-from amp_rewrite.rewrite.autodiff.vjp.rule import STOP
+from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING_KEY
+from amp_rewrite.rewrite.autodiff.vjp.rule import STOP_KEY
 from amp_rewrite.train.objective.parameters import Note
 
 _CROSS_ENTROPY = (
@@ -180,9 +180,9 @@ def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
     for node in proto.graph.node:
         if (node.domain, node.op_type) == (_DOMAIN, _OP):
             node.domain, node.op_type = "", "Identity"
-            node.metadata_props.add(key=STOP, value="")
+            node.metadata_props.add(key=STOP_KEY, value="")
         elif node.op_type == "Gather" and not node.domain and node.input[0] in rows:
-            node.metadata_props.add(key=PADDING, value=str(rows[node.input[0]]))
+            node.metadata_props.add(key=PADDING_KEY, value=str(rows[node.input[0]]))
         elif dropout and node.op_type == "Dropout" and not node.domain:
             del node.input[2:]
     refill(proto, "opset_import", [entry for entry in proto.opset_import if entry.domain != _DOMAIN])

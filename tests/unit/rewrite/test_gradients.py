@@ -115,25 +115,25 @@ def refusal(model: ModelProto, loss: str = "loss", wrt: list[str] | None = None)
     return str(caught.value)
 
 
-PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → … → Det 'd' → … → loss"
+PATH = "node 'd' (Det) has no gradient rule, but it lies on the path a → … → Det 'd' → … → loss"
 
 
 @pytest.mark.parametrize(
     ("body", "shapes", "options", "message"),
     [
-        ("y=Neg(a)", {}, {"loss": "lass"}, "the model has no value 'lass' that could be the loss; its outputs are"),
-        ("y=Neg(a)", {}, {"loss": "y"}, "the loss 'y' is not one number: its shape is [2]; reduce it to its mean"),
-        ("y=Neg(a);n=Shape(a)", {}, {"loss": "n"}, "the loss 'n' is int64; gradients need floating-point tensors"),
+        ("y=Neg(a)", {}, {"loss": "lass"}, "the model has no value 'lass' to use as the loss; its outputs are"),
+        ("y=Neg(a)", {}, {"loss": "y"}, "the loss 'y' must have one element, but its shape is [2]; take its"),
+        ("y=Neg(a);n=Shape(a)", {}, {"loss": "n"}, "the loss 'n' is int64, but must be a floating-point tensor"),
         ("y=Neg(b);z=Neg(a)", {"b": (2,)}, {}, "the loss 'loss' has no differentiable path from 'a'; name inputs or"),
-        ("y=Floor(a)", {}, {}, "the loss 'loss' has no differentiable path from 'a'; name inputs or initializers that"),
+        ("y=Floor(a)", {}, {}, "the loss 'loss' has no differentiable path from 'a'; name inputs or initializers on"),
         ("y=Neg(a)", {}, {"wrt": ["w", "y"]}, "cannot differentiate 'loss' with respect to 'w', 'y'; name"),
         ("y=Neg(a)", {}, {"wrt": []}, "cannot differentiate 'loss' with respect to nothing; name"),
-        ("h=Exp(a);d=Det(h);y=Neg(d)", {"a": (2, 2)}, {}, f"{PATH}; replace the op, or do not"),
+        ("h=Exp(a);d=Det(h);y=Neg(d)", {"a": (2, 2)}, {}, f"{PATH}; replace the op, or freeze"),
         (
             "h,m,y=LayerNormalization(a,s)",
             {"a": (2, 3), "s": (3,)},
             {},
-            "node 'h' (LayerNormalization): no gradient through output 2, 'y', which lies on the path a → … → "
+            "node 'h' (LayerNormalization): its output 2, 'y', has no gradient rule, but lies on the path a → … → "
             "LayerNormalization 'h' → … → loss; compute it with other ops",
         ),
     ],
@@ -145,7 +145,7 @@ def test_unsupported_models_are_refused_by_name(body: str, shapes: Any, options:
 def test_ops_that_need_a_shape_name_it() -> None:
     loss = graph("y=Neg(a)", a=(2,))
     loss.graph.input[0].type.tensor_type.ClearField("shape")
-    assert refusal(loss, "y") == "the loss 'y' is not one number: its shape is unknown; reduce it to its mean or sum"
+    assert refusal(loss, "y") == "the loss 'y' must have one element, but its shape is unknown; take its mean or sum"
     kernel = graph("y=Conv(a,w)", a=(1, 2, 4, 4), w=(3, 2, 2, 2))
     kernel.graph.input[1].type.tensor_type.shape.dim[2].ClearField("dim_value")
     message = "node 'y' (Conv): its gradient needs the shape of input 'w'; declare fixed dims for the inputs"
@@ -170,7 +170,7 @@ def test_an_op_without_a_gradient_in_a_branch() -> None:
       >
     }""")
     assert refusal(model) == (
-        "node 'If_0/then_branch/Det_0' (Det): no gradient rule, and it lies on the path a → … → Det"
+        "node 'If_0/then_branch/Det_0' (Det): it has no gradient rule, but lies on the path a → … → Det"
         " 'If_0/then_branch/Det_0' → … → d; replace the op"
     )
 

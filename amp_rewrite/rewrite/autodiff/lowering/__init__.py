@@ -1,1 +1,1 @@
-"""Preparation of the backward pass: replace ops without a gradient rule by ops with one."""
+"""Preparation of the backward pass: rewrite ops without a gradient rule as ops with one."""

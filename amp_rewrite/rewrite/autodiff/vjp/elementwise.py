@@ -17,7 +17,7 @@ def _identity(v: Call, slot: int) -> str:
 
 def _product(v: Call, slot: int) -> str:
     other = v.shape(1 - slot)
-    g = v.narrow if other is not None and None not in other and other == v.out_shape else v.g
+    g = v.unexpanded_g if other is not None and None not in other and other == v.out_shape else v.g
     return v.sum_to(v.do("Mul", g, v.x(1 - slot)), slot)
 
 
@@ -26,13 +26,13 @@ def _divisor(v: Call, slot: int) -> str:
 
 
 def _modulus(v: Call, slot: int) -> str:
-    """Append −g·trunc(a/b), from y = a − b·trunc(a/b); floats always have fmod 1."""
+    """Append −g·trunc(a/b), from y = a − b·trunc(a/b): floating-point operands require fmod = 1."""
     quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # an integer up to rounding
     return v.do("Neg", v.sum_to(v.do("Mul", v.g, v.do("Round", quotient)), 1))
 
 
 def _base(v: Call, slot: int) -> str:
-    """Append g·p·x^(p−1), for a square without the slow Pow."""
+    """Append g·p·x^(p−1); for a square, avoid the slow Pow."""
     constant = v.constant(1)
     if constant is not None and constant.size == 1 and constant.item() == 2:
         return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
@@ -44,7 +44,7 @@ def _base(v: Call, slot: int) -> str:
 
 
 def _exponent(v: Call, slot: int) -> str:
-    """Append g·y·ln x, with 0 at x = 0: y is 0 there for every p > 0."""
+    """Append g·y·ln x, and 0 at x = 0, because 0^p is 0 for every p > 0."""
     zero = v.do("Equal", v.x(0), 0.0)
     logarithm = v.do("Log", v.do("Where", zero, 1.0, v.x(0)))
     gradient = v.sum_to(v.do("Mul", v.g, v.do("Mul", v.y(), logarithm)), 1)
@@ -52,7 +52,7 @@ def _exponent(v: Call, slot: int) -> str:
 
 
 def _root(v: Call, slot: int) -> str:
-    """Append g/(2y), with 0 for a zero sum of squares, as in torch.std and torch.linalg.vector_norm."""
+    """Append g/(2y), but 0 if x is a sum of squares and zero, as in torch.std and torch.linalg.vector_norm."""
     gradient = v.do("Div", v.do("Mul", v.g, 0.5), v.y())
     view, x = v.b.view, v.b.original(v.x(0))
     summed = None if x is None else view.producer(origin(view, x.id, multiples(view)))
@@ -74,7 +74,7 @@ def _is_square(v: Call, value: ValueId | None) -> bool:
 def _extreme(v: Call, slot: int) -> str:
     """Split the gradient equally among the inputs with the extreme value, as torch.maximum and torch.amax do.
 
-    The bound of a clamp gets a gradient only where it differs from x.
+    The bound of a clamp receives a gradient only where it differs from x.
     """
     if v.torch_op.startswith("clamp"):
         from_x = v.do("Equal", v.x(0), v.y())
@@ -85,13 +85,13 @@ def _extreme(v: Call, slot: int) -> str:
 
 
 def _branch(v: Call, slot: int) -> str:
-    zero = v.b.scalar(0.0, v.dtype(slot))  # the type of the branches; the condition is bool
+    zero = v.b.scalar(0.0, v.dtype(slot))  # of the branches' type, since input 0 is bool
     branches = (v.g, zero) if slot == 1 else (zero, v.g)
     return v.sum_to(v.b.op("Where", v.x(0), *branches), slot)
 
 
 def _clip_x(v: Call, slot: int) -> str:
-    """Pass the gradient within the bounds, including them as in torch.clamp, except in relu6 and hardtanh."""
+    """Pass the gradient within the bounds, including them as torch.clamp does, but not for relu6 and hardtanh."""
     equal = "" if v.torch_op.startswith(("relu6", "hardtanh")) else "OrEqual"
     inside = [v.do(f"{op}{equal}", v.x(0), v.x(bound)) for op, bound in (("Greater", 1), ("Less", 2)) if v.has(bound)]
     if not inside:
@@ -102,23 +102,23 @@ def _clip_x(v: Call, slot: int) -> str:
 
 def _clip_bound(v: Call, slot: int) -> str:
     """Pass the gradient to a bound wherever the result is the bound and x is not."""
-    outside = v.do("Not", v.do("Equal", v.x(0), v.x(slot)))
-    beyond = v.do("And", v.do("Equal", v.y(), v.x(slot)), outside)
-    return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
+    differs = v.do("Not", v.do("Equal", v.x(0), v.x(slot)))
+    clipped = v.do("And", v.do("Equal", v.y(), v.x(slot)), differs)
+    return v.sum_to(v.do("Where", clipped, v.g, 0.0), slot)
 
 
 def _times_derivative(derivative: Callable[[Call], str]) -> GradientRule:
     """Return a row for y = f(x): multiply the gradient by f'(x)."""
-    return row(lambda v, slot: v.do("Mul", v.narrow, derivative(v)))
+    return row(lambda v, slot: v.do("Mul", v.unexpanded_g, derivative(v)))
 
 
-def _over_inverse(inverse_slope: Callable[[Call], str]) -> GradientRule:
+def _over_inverse_slope(inverse_slope: Callable[[Call], str]) -> GradientRule:
     """Return a row for y = f(x): divide the gradient by 1/f'(x)."""
-    return row(lambda v, slot: v.do("Div", v.narrow, inverse_slope(v)))
+    return row(lambda v, slot: v.do("Div", v.unexpanded_g, inverse_slope(v)))
 
 
 def _where_positive(v: Call, otherwise: str) -> str:
-    """Append the gradient for x > 0, else `otherwise`."""
+    """Append the gradient where x > 0, and `otherwise` elsewhere."""
     return v.do("Where", v.do("Greater", v.x(0), 0.0), v.g, otherwise)
 
 
@@ -175,12 +175,12 @@ ROWS: Rows = {
     "CastLike": row(lambda v, slot: v.typed(v.g), Stop("only its type is read")),
     "Max": row(_extreme),
     "Min": row(_extreme),
-    "Where": row(Stop("a choice"), _branch, _branch),
+    "Where": row(Stop("a condition"), _branch, _branch),
     "Clip": row(_clip_x, _clip_bound, _clip_bound),
     **dict.fromkeys(("Floor", "Ceil", "Round", "Sign"), row(Stop("piecewise constant"))),
     "Abs": _times_derivative(lambda v: v.do("Sign", v.x(0))),
     "Exp": _times_derivative(lambda v: v.y()),
-    "Log": _over_inverse(lambda v: v.x(0)),
+    "Log": _over_inverse_slope(lambda v: v.x(0)),
     "Sqrt": row(_root),
     "Reciprocal": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, _square(v, v.y())))),
     "Sin": _times_derivative(lambda v: v.do("Cos", v.x(0))),
@@ -188,19 +188,19 @@ ROWS: Rows = {
     "Tan": _times_derivative(lambda v: v.do("Add", _square(v, v.y()), 1.0)),
     "Sinh": _times_derivative(lambda v: v.do("Cosh", v.x(0))),
     "Cosh": _times_derivative(lambda v: v.do("Sinh", v.x(0))),
-    "Asin": _over_inverse(lambda v: v.do("Sqrt", _one_minus_square(v, v.x(0)))),
+    "Asin": _over_inverse_slope(lambda v: v.do("Sqrt", _one_minus_square(v, v.x(0)))),
     "Acos": row(lambda v, slot: v.do("Neg", v.do("Div", v.g, v.do("Sqrt", _one_minus_square(v, v.x(0)))))),
-    "Atan": _over_inverse(lambda v: _square_plus(v, 1.0)),
-    "Asinh": _over_inverse(lambda v: v.do("Sqrt", _square_plus(v, 1.0))),
-    "Acosh": _over_inverse(lambda v: v.do("Sqrt", _square_plus(v, -1.0))),
-    "Atanh": _over_inverse(lambda v: _one_minus_square(v, v.x(0))),
+    "Atan": _over_inverse_slope(lambda v: _square_plus(v, 1.0)),
+    "Asinh": _over_inverse_slope(lambda v: v.do("Sqrt", _square_plus(v, 1.0))),
+    "Acosh": _over_inverse_slope(lambda v: v.do("Sqrt", _square_plus(v, -1.0))),
+    "Atanh": _over_inverse_slope(lambda v: _one_minus_square(v, v.x(0))),
     "Erf": _times_derivative(lambda v: _gauss(v, v.x(0), 2 / math.sqrt(math.pi))),
     "Sigmoid": _times_derivative(lambda v: v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))),
     "Tanh": _times_derivative(lambda v: _one_minus_square(v, v.y())),
     "Softplus": _times_derivative(lambda v: v.do("Sigmoid", v.x(0))),
-    "Softsign": _over_inverse(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
+    "Softsign": _over_inverse_slope(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
     # the mask is y cast to bool: unlike a comparison, this Cast has kernels for every type
-    "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.narrow, 0.0)),
+    "Relu": row(lambda v, slot: v.do("Where", v.do("Cast", v.y(), to=DType.BOOL.code), v.unexpanded_g, 0.0)),
     "LeakyRelu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.attr("alpha", 0.01)))),
     "PRelu": row(
         lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.x(1))),

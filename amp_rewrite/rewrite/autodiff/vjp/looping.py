@@ -84,7 +84,7 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 # -- If --------------------------------------------------------------------------------------------
 
 
-def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
+def _if_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     """Append the gradients of the captured values; a branch returns zeros for values it does not read."""
     branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
@@ -171,7 +171,7 @@ def _is_tensor(v: Call, value: ValueId) -> bool:
     return kind is None or kind.container == TENSOR
 
 
-def _backward_scan(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
+def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     """Append the backward Scan; return the gradients of the inputs in `slots`, then those of the captured `names`."""
     steps, b = _steps(v), v.b.body(v.op.bodies[0])
     check_no_random_ops(v, v.op.bodies[0], "body")
@@ -279,7 +279,7 @@ def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
 
 
 ROWS: Rows = {
-    "If": GradientRule((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if),
-    "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, together=_backward_scan),
-    "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_backward_scan),
+    "If": GradientRule((Stop("a condition"),), outputs=ALL_OUTPUTS, joint_rule=_if_rule),
+    "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, joint_rule=_scan_rule),
+    "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, joint_rule=_scan_rule),
 }

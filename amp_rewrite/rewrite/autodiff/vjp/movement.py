@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.builder import fixed_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Rows, Stop, from_front, row
 
-PADDING = "amp_rewrite.padding_idx"
+PADDING_KEY = "amp_rewrite.padding_idx"
 """Metadata of a Gather: the row of its data without a gradient, as with torch.nn.Embedding(padding_idx=…)."""
 
 _EXTREMES = ("max", "min")
@@ -20,7 +20,7 @@ _EXTREMES = ("max", "min")
 
 def padding_index(node: NodeProto) -> int | None:
     """Return the padding row of a Gather; None if it has none."""
-    return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING), None)
+    return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING_KEY), None)
 
 
 class Positions(NamedTuple):

@@ -1,22 +1,23 @@
 """Rows of the VJP table, the `Call` passed to their functions, and the ops on paths to a loss.
 
-A row has one entry per formal input (`row(…)`). An entry is one of
+A row (`row(…)`) has one entry per formal input. An entry is one of these:
 
-- a function `(v: Call, slot: int) -> str`, which appends the gradient of that input, with the input's shape and element
-  type, and returns its name.
+- A function `(v: Call, slot: int) -> str`, which appends the gradient of the input, with the input's shape and element
+  type, and returns the gradient's name.
 - `Stop(reason)`: the derivative is zero wherever it exists (Floor, indices, a mask), or the input is a setting.
-- `Joint()`: the row's `together` computes it along with other inputs and captured values (Scan, Loop).
+- `Joint()`: the row's `joint_rule` computes the gradient along with those of other inputs and captured values (Scan,
+  Loop).
 
-`v` is the op (`Call`): `v.g` is the gradient of its first output, `v.x(i)` and `v.y(i)` are names of inputs and
-outputs; see also `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)`, `v.constant(i)`. `v.do(op, …)`
-appends an op, with numbers as constants of the input's type. `v.b` is the `Builder`, with methods for forms that differ
-between opsets. Equal nodes are appended once, so the entries of a row can repeat common terms.
-`v.sum_to(gradient, slot)` reverses a broadcast; `v.divided(gradient, count)` divides for a mean. Dims can be symbolic
-or unknown: use static dims, or compute shapes in the graph (`v.b.shape_of`), or raise `v.error(…)`. An integer or bool
-input needs an entry only as a placeholder.
+`v` is the op (`Call`). `v.g` is the gradient of its first output, and `v.x(i)` and `v.y(i)` are the names of its inputs
+and outputs; see also `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)` and `v.constant(i)`.
+`v.do(op, …)` appends an op, and turns numbers into constants of the first input's type. `v.b` is the `Builder`, with
+methods for ops whose form depends on the opset. Equal nodes are appended once, so the entries of a row can repeat
+common terms. `v.sum_to(gradient, slot)` reverses a broadcast, and `v.divided(gradient, count)` divides for a mean. Dims
+can be symbolic or unknown: use static dims, compute shapes in the graph (`v.b.shape_of`), or raise `v.error(…)`. An
+integer or bool input needs an entry only as a placeholder.
 
-Each family is a module with `ROWS`, and a test compares every row with central differences in float64. An operator
-without a row but with a function body in onnx is replaced by the body (`gradients`).
+Each family has a module with `ROWS`, and a test compares every row with central differences in float64. `gradients`
+replaces an operator without a row by its function body, if it has one in onnx.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder, Shape, fixed_dims
 
 _TORCH_METADATA = "pkg.torch.onnx.fx_node"
-"""Metadata of PyTorch's exporter with the origin of a node."""
+"""Metadata key used by PyTorch's exporter for the origin of a node."""
 _ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """No gradient passes: the derivative is zero wherever it exists, or the input is a setting."""
+    """An input without a gradient: the derivative is zero wherever it exists, or the input is a setting."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """The gradient of this input is computed with those of all joint inputs, by the row's `together`."""
+    """An input with its gradient computed along with those of all other joint inputs, by the row's `joint_rule`."""
 
 
 Partial = Callable[["Call", int], str]
@@ -59,21 +60,21 @@ Partial = Callable[["Call", int], str]
 
 Entry = Partial | Joint | Stop
 
-Together = Callable[["Call", Sequence[int], Sequence[str]], Sequence[str]]
+JointRule = Callable[["Call", Sequence[int], Sequence[str]], Sequence[str]]
 """Appends the gradients of the inputs in these slots and of these captured values; returns their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientRule:
-    """Gradient rules of one operator: an entry per formal input; the last entry repeats for variadic inputs.
+    """Gradient rule of one operator: an entry per formal input; the last entry repeats for variadic inputs.
 
-    `outputs`: number of leading outputs whose gradients have a rule; a gradient of a later output is an error.
-    `together`, for ops with bodies: the gradients of `Joint` inputs and of captured values.
+    `outputs`: number of leading outputs with gradients; a gradient through a later output is an error.
+    `joint_rule`, for ops with bodies: computes the gradients of `Joint` inputs and of captured values.
     """
 
     inputs: tuple[Entry, ...]
     outputs: int = 1
-    together: Together | None = None
+    joint_rule: JointRule | None = None
 
     def entry(self, slot: int) -> Entry:
         """Return the entry of an actual input."""
@@ -86,7 +87,7 @@ def row(*inputs: Entry, outputs: int = 1) -> GradientRule:
 
 
 Backward = Callable[[Builder, Mapping[str, str], Sequence[str]], Mapping[str, str]]
-"""Appends a backward pass to a builder, from the gradients of some values to those of others, all by name."""
+"""Appends a backward pass: computes the gradients of some values from those of others, all by name."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Forward:
         return self.b.shape(self.x(slot))
 
     def dims(self, slot: int, purpose: str) -> tuple[int, ...]:
-        """Return the fixed shape of an input; if dims are unknown, GradientError with the purpose of the shape."""
+        """Return the fixed shape of an input; raise GradientError, with `purpose` in the message, if it is unknown."""
         dims = fixed_dims(self.shape(slot))
         if dims is None:
             raise self.error(f"{purpose} needs the shape of input {self.x(slot)!r}; declare fixed dims for the inputs")
@@ -147,7 +148,7 @@ class Forward:
         return self.b.constant_of(self.x(slot)) if self.has(slot) else None
 
     def joined(self, parts: Sequence[str], axis: int) -> str:
-        """Concatenate values along an axis; one value stays as it is."""
+        """Concatenate values along an axis; return a single value unchanged."""
         return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
 
     def error(self, fact: str) -> GradientError:
@@ -173,9 +174,9 @@ class Call(Forward):
         return self.gradients[0]
 
     @property
-    def narrow(self) -> str:
-        """The gradient of the first output before its expansion, for ops broadcasting it with another operand."""
-        return self.b.narrow(self.g)
+    def unexpanded_g(self) -> str:
+        """The gradient of the first output before any expansion, to broadcast with another operand."""
+        return self.b.unexpanded(self.g)
 
     def y(self, slot: int = 0) -> str:
         """Return the name of an output; an absent optional output is added to the node."""
@@ -213,8 +214,8 @@ class Call(Forward):
     def divided(self, gradient: str, count: int | str) -> str:
         """Divide a gradient of the type of input 0 by a number, or by the product of the dims in a value.
 
-        The product is computed as a sum of ones on the gradient's device, to avoid a copy from host to device. Low
-        types divide in float32, since they cannot represent large integers.
+        The product is computed as a sum of ones on the gradient's device, to avoid a copy from host to device. For low
+        types, the division is in float32, since they cannot represent large integers.
         """
         dtype = self.dtype(0)
         wide = DType.FLOAT if dtype.low else dtype
@@ -243,7 +244,7 @@ def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
     if axes is not None and target is not None and shape is not None:
         summed = b.reduce("ReduceSum", gradient, axes, keepdims=True)
         return b.squeeze(summed, range(len(shape) - len(target)))
-    # even the ranks may be unknown
+    # even the ranks may be unknown here
     x_shape, full = b.op("Shape", x), b.op("Shape", gradient)
     missing = b.op("Sub", b.op("Shape", full), b.op("Shape", x_shape))
     ones = b.op("ConstantOfShape", missing, value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [1], [1]))
@@ -254,7 +255,7 @@ def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
 
 
 def _broadcast_axes(operand: Shape | None, shape: Shape | None) -> list[int] | None:
-    """Return the axes of a broadcast from `operand` to `shape`; None if unknown dims leave them open."""
+    """Return the axes of a broadcast from `operand` to `shape`; None if they depend on unknown dims."""
     if operand is None or shape is None:
         return None
     dropped = len(shape) - len(operand)
@@ -268,35 +269,36 @@ def _broadcast_axes(operand: Shape | None, shape: Shape | None) -> list[int] | N
 
 
 Rows = Mapping[str, GradientRule]
-"""Rows by kind of op."""
+"""Rows by op kind."""
 
 END = (1 << 63) - 1
-"""The end of a Slice to the end of any axis."""
+"""The end of a Slice up to the last element of an axis of any size."""
 
 ALL_OUTPUTS = 1 << 30
-"""`outputs` of a row with gradients for all outputs."""
+"""The value of `outputs` for an op with gradients for all its outputs."""
 
 
 # -- paths from parameters to a loss ---------------------------------------------------------------
 
-STOP = "amp_rewrite.stop_gradient"
-"""Metadata of a node without a gradient, like `detach` in PyTorch."""
+STOP_KEY = "amp_rewrite.stop_gradient"
+"""Metadata key for a node without a gradient, like `detach` in PyTorch."""
 
 
 @dataclass(frozen=True)
 class Paths:
     """The ops of one scope on the paths of gradients, and the values with gradients.
 
-    `slots`: for each op, the input slots that need a gradient. `captured`: the values read from outside by its bodies.
+    `slots`: for each op, the input slots that need a gradient. `captured`: for each op, the values captured by its
+    bodies that need one.
     """
 
     view: View
     slots: Mapping[OpId, tuple[int, ...]]
     captured: Mapping[OpId, tuple[ValueId, ...]]
     reached: Mapping[ValueId, OpId | None]
-    """Values depending on a parameter, each with its producer on the path; None for the parameters."""
+    """The parameters and the values computed from them, each with its producer on the path (None for a parameter)."""
     readers: Mapping[ValueId, OpId | None]
-    """Values with an influence on the loss, each with its next op on the path; None for the loss."""
+    """The losses and the values upstream of them, each with the next op on the path (None for a loss)."""
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -313,12 +315,12 @@ class Paths:
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
     def _end(
-        self, op: Op, neighbors: Callable[[Op], Iterable[ValueId | None]], next_op: Mapping[ValueId, OpId | None]
+        self, op: Op, neighbors: Callable[[Op], Iterable[ValueId | None]], next_ops: Mapping[ValueId, OpId | None]
     ) -> str:
-        """Return the name of the parameter or loss at the end of a walk."""
+        """Return the name of the parameter or loss at the end of a path."""
         while True:
-            value = next(v for v in neighbors(op) if v is not None and v in next_op)
-            op_id = next_op[value]
+            value = next(v for v in neighbors(op) if v is not None and v in next_ops)
+            op_id = next_ops[value]
             if op_id is None:
                 return str(self.view.value_name(value))
             op = self.view.ops[op_id]
@@ -327,8 +329,8 @@ class Paths:
 def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
     """Return the paths of gradients from `losses` to `wrt` inside one scope. O(nodes + uses).
 
-    A path does not cross a `Stop` entry, a node marked with `STOP`, or a value that is not floating-point. Gradients
-    pass an op without a row.
+    A path does not cross a `Stop` entry, a node marked with `STOP_KEY`, or a value that is not floating-point. It
+    can cross an op without a row.
     """
     reached: dict[ValueId, OpId | None] = dict.fromkeys(wrt)
     slots: dict[OpId, tuple[int, ...]] = {}
@@ -339,9 +341,9 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
         read = (i for i, v in enumerate(op.inputs) if v in reached)
         differentiable = tuple(i for i in read if not (row and isinstance(row.entry(i), Stop)))
         captured_here = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
-        if any(entry.key == STOP for entry in op.node.metadata_props):
+        if any(entry.key == STOP_KEY for entry in op.node.metadata_props):
             continue
-        results = [v for v in op.outputs if v is not None and floating(view, v)]
+        results = [v for v in op.outputs if v is not None and is_floating(view, v)]
         if (differentiable or captured_here) and results:
             slots[op_id], captured[op_id] = differentiable, captured_here
             for result in results:
@@ -359,8 +361,8 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
     return route
 
 
-def floating(view: View, value: ValueId) -> bool:
-    """True if the value can have a gradient: its type is floating-point or unknown."""
+def is_floating(view: View, value: ValueId) -> bool:
+    """True if the value can have a gradient, because its type is floating-point or unknown."""
     dtype = view.dtype(value)
     return dtype is None or dtype.floating
 
