@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"
 """The kind for ops that are float32 only in B: raised, or added in float32."""
-_BYTES = 60_000  # a comment on GitHub holds 65536 characters
-_MARKDOWN_CELL = 200
-_ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others
-_SHOWN = 8
-"""Lines of the summary per kind of difference."""
+_MAX_BYTES = 60_000  # a GitHub comment is limited to 65536 characters
+_MAX_CELL = 200
+_MAX_ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others
+_MAX_LINES = 8
+"""Maximum number of summary lines per kind of difference."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,7 +39,7 @@ class Delta(Result):
         casts: casts in only one of the models.
         settings: name, value in A and value in B of each setting that differs. Settings explain differences, but do
             not count as differences.
-        alike: number of ops that match, and whose inputs match.
+        alike: number of matched ops with matched inputs.
         ops: number of ops in the larger model.
         unrelated: True if too few ops match for two versions of one model.
         report: the report of B, for the page, if available.
@@ -72,7 +72,7 @@ class Delta(Result):
         return bool(self.changes or self.casts)
 
     def fails(self, kinds: Collection[str] = ()) -> bool:
-        """True if there is a difference of one of these kinds; of any kind if none is named.
+        """True if there is a difference of one of these kinds, or of any kind if none is named.
 
         Args:
             kinds: kinds of differences; "float32" selects ops that are raised, or added in float32.
@@ -155,9 +155,9 @@ class Delta(Result):
         for kind, counts in groups.items():
             ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             rows = [(f"{sign}{n}", *filter(None, (op, types)), of) for (sign, op, types, of), n in ordered]
-            yield from ("", kind, *table(rows[:_SHOWN], right=">"))
-            if len(rows) > _SHOWN:
-                yield f"  … and {count(len(rows) - _SHOWN, 'line')} more"
+            yield from ("", kind, *table(rows[:_MAX_LINES], right=">"))
+            if len(rows) > _MAX_LINES:
+                yield f"  … and {count(len(rows) - _MAX_LINES, 'line')} more"
         yield from ("", "name each op with --verbose")
 
     def to_json(self) -> str:
@@ -172,11 +172,12 @@ class Delta(Result):
     def markdown(self) -> str:
         """Return Markdown for a comment on a pull request, with as many ops as fit. Ends with a newline."""
         lines = [f"**Precision: {self.summary()}**"]
-        rows = [[cut(cell, _MARKDOWN_CELL) for cell in row] for row in self._rows()]
+        rows = [[cut(cell, _MAX_CELL) for cell in row] for row in self._rows()]
         if rows:
             drawn = markdown_table(("change", "op", "type", "dtype", "why"), rows)
             ends = accumulate(len(line.encode()) + 1 for line in drawn)  # the limit is in bytes
-            fitting = [line for i, (line, end) in enumerate(zip(drawn, ends, strict=True)) if i < 2 or end <= _BYTES]
+            pairs = enumerate(zip(drawn, ends, strict=True))
+            fitting = [line for i, (line, end) in pairs if i < 2 or end <= _MAX_BYTES]  # the first two are the head
             lines += ["", *fitting]
             omitted = len(rows) - (len(lines) - 4)
             lines += ["", f"… and {omitted} more."] if omitted else []
@@ -191,15 +192,15 @@ class Delta(Result):
         failing = () if fail_on is None else fail_on or KINDS
         marks: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
         for c in self.changes:
-            title, words = f"{c.kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()
-            marks["error" if _fails_on(c, failing) else "warning"].append((title, words))
+            title, message = f"{c.kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()
+            marks["error" if _fails_on(c, failing) else "warning"].append((title, message))
         for cast in self.casts:
-            words = f"{cast.before} → {cast.after} {cast.why}".rstrip()
-            marks["error" if "casts" in failing else "warning"].append((f"cast {cast.sign} {cast.value}", words))
+            message = f"{cast.before} → {cast.after} {cast.why}".rstrip()
+            marks["error" if "casts" in failing else "warning"].append((f"cast {cast.sign} {cast.value}", message))
         lines = []
         for level, texts in marks.items():
-            lines += [annotation(level, message, {"title": title}) for title, message in texts[:_ANNOTATIONS]]
-            omitted = len(texts) - _ANNOTATIONS
+            lines += [annotation(level, message, {"title": title}) for title, message in texts[:_MAX_ANNOTATIONS]]
+            omitted = len(texts) - _MAX_ANNOTATIONS
             lines += [annotation(level, f"and {omitted} more", {})] if omitted > 0 else []
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 

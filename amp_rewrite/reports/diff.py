@@ -17,12 +17,12 @@ from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.request import RECORDED
 
 _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
-_FEWEST = 5
+_MIN_OPS = 5
 """Minimum size of the larger model, in ops, to call two models unrelated."""
-_RELATED, _NAMESAKES = 0.25, 0.05
-"""Minimum share of the larger model's ops in common for two versions of one model: in general, and with equal names of
-inputs and outputs. Of the shipped models, 436 of 442 pairs of different architectures have less in common, and all 310
-pairs of a model and its conversion have more."""
+_MIN_SHARE, _MIN_SHARE_SAME_PORTS = 0.25, 0.05
+"""Minimum share of the larger model's ops that two models must have in common to count as versions of one model: in
+general, and if their inputs and outputs have the same names. Of the shipped models, 436 of 442 pairs of different
+architectures have less in common, and all 310 pairs of a model and its conversion have more."""
 
 
 @gc_paused()
@@ -31,7 +31,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
 
     Renamed ops, and neighbors of inserted ops, are recognized by the ops upstream and downstream; an unrecognized op
     counts as removed and added. Constants and copies count as values, not as ops. Casts between floats count as casts,
-    whether inserted by a conversion or nodes of the model. Ops without an effect on an output do not count.
+    whether inserted by a conversion or nodes of the model. Ops that do not affect any output are ignored.
 
     Args:
         a: the older model, or its report.
@@ -58,7 +58,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         changes.append(Change("removed", row.path, row.op, row.scope, before=row.dtype))
     changes.sort(key=lambda change: KINDS.index(change.kind))
     alike, ops = _alike(a, b, to_b), max(len(mine), len(theirs))
-    minimum = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
+    minimum = _MIN_SHARE_SAME_PORTS if _port_names(a) == _port_names(b) else _MIN_SHARE
     return Delta(
         a.model.name,
         b.model.name,
@@ -67,7 +67,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         _settings(a, b),
         alike=alike,
         ops=ops,
-        unrelated=ops >= _FEWEST and alike < minimum * ops,
+        unrelated=ops >= _MIN_OPS and alike < minimum * ops,
         report=b,
         view=view,
     )
@@ -82,7 +82,7 @@ def _alike(a: Report, b: Report, to_b: Mapping[int, int]) -> int:
     return sum(read(a, i, to_b) == read(b, j, {}) for i, j in to_b.items())
 
 
-def _interface(report: Report) -> set[str]:
+def _port_names(report: Report) -> set[str]:
     return {port.name for port in (*report.inputs, *report.outputs)}
 
 
@@ -90,23 +90,26 @@ def _interface(report: Report) -> set[str]:
 
 
 def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
-    """Yield the first change of each kind: of shared type variables, or of the op without any, then of slots."""
+    """Yield the first change of each kind.
+
+    The shared type variables come first (or the op's own type, if there are none), then the input and output slots.
+    """
     shared = [name for name in before.variables if name in after.variables]
     several = len(after.variables) > 1
-    moves = [(name if several else "", before.variables[name], after.variables[name]) for name in shared]
-    moves = moves or [("", before.dtype, after.dtype)]
+    retyped = [(name if several else "", before.variables[name], after.variables[name]) for name in shared]
+    retyped = retyped or [("", before.dtype, after.dtype)]
     for side, mine, theirs in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
         for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
             if was and now and "unknown" not in was + now:
-                moves.append((f"{side} {slot}", was, now))
-        if "::" in before.op and _present(mine) != _present(theirs):  # without a schema, operands may not be optional
-            moves.append((f"{side}s", ", ".join(mine), ", ".join(theirs)))
+                retyped.append((f"{side} {slot}", was, now))
+        if "::" in before.op and _present(mine) != _present(theirs):  # no schema tells which operands are optional
+            retyped.append((f"{side}s", ", ".join(mine), ", ".join(theirs)))
     changed: dict[str, tuple[str, str, str]] = {}
     for name in sorted({*before.attributes, *after.attributes}, reverse=True):
         was, now = (row.attributes.get(name, "default") for row in (before, after))
         if was != now:
             changed["attribute"] = (name, was, now)
-    changed |= {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
+    changed |= {_kind(was, now): (of, was, now) for of, was, now in reversed(retyped) if was != now}
     former = before.path if before.path != after.path else ""
     for kind, (variable, was, now) in changed.items():
         yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why, vertex)
@@ -158,9 +161,9 @@ def _cast_changes(a: Report, b: Report, to_b: Mapping[int, int]) -> Iterator[Cas
     mine, theirs = _casts(a, to_b), _casts(b, {j: j for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
     missing = [cast for key, group in mine.items() for cast in group[len(theirs.get(key, ())) :]]
-    loose = _loose(extra) & _loose(missing)
+    common = _casts_by_type(extra) & _casts_by_type(missing)
     for sign, casts in (("+", extra), ("-", missing)):
-        renames = Counter(loose)
+        renames = Counter(common)
         for place, cast in casts:
             if cast.after < 0 and renames[cast.from_, cast.to] > 0:
                 renames[cast.from_, cast.to] -= 1
@@ -173,8 +176,11 @@ _Cast = tuple[int, CastRow]
 """A cast with its position."""
 
 
-def _loose(casts: Iterable[_Cast]) -> Counter[tuple[str, str]]:
-    """Count casts of constants and inputs by their types; one on each side is one cast under two names."""
+def _casts_by_type(casts: Iterable[_Cast]) -> Counter[tuple[str, str]]:
+    """Count casts of constants and inputs by their types.
+
+    A cast on each side with the same types is the same cast under another name.
+    """
     return Counter((cast.from_, cast.to) for _, cast in casts if cast.after < 0)
 
 
@@ -193,17 +199,17 @@ def _casts(report: Report, names: Mapping[int, int]) -> dict[Hashable, list[_Cas
 def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
     settings = ("to", *RECORDED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
-    values = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
+    values = ((name, _text(getattr(a.model, name)), _text(getattr(b.model, name))) for name in names)
     return tuple((name, mine, theirs) for name, mine, theirs in values if mine != theirs)
 
 
-def _spell(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {version}" for name, version in value.items())
     return "default" if value is None else str(value)
 
 
-# -- live ops: neither constants, copies and casts between floats, nor ops without an effect on an output -------------
+# -- live ops: all but constants, copies, casts between floats, and ops that do not affect any output ----------------
 
 
 def live(report: Report) -> list[int]:
@@ -226,7 +232,7 @@ def _is_copy(row: Row) -> bool:
 
 
 def live_casts(report: Report) -> list[tuple[int, CastRow]]:
-    """Return the positions and rows of the casts to another type in the result."""
+    """Return the positions and rows of the result's casts between different types."""
     casts = enumerate(report.casts)
     return [(at, c) for at, c in casts if c.origin != "folded" and c.readers and c.from_ != c.to]
 
@@ -234,18 +240,18 @@ def live_casts(report: Report) -> list[tuple[int, CastRow]]:
 # -- pairs ---------------------------------------------------------------------------------------------------
 
 
-_ALIGNED = 4_000_000
+_MAX_ALIGNED_PAIRS = 4_000_000
 """Maximum number of pairs of rows to align."""
 Pairs = Sequence[tuple[int, int]]
 """Positions of equal items in A and in B."""
 
 
 def match(a: Report, b: Report) -> Pairs:
-    """Return the pairs of equal ops (row of `a`, row of `b`), in the order of `b`. O(rows + reads), nearly.
+    """Return the pairs of equal ops (row of `a`, row of `b`), in the order of `b`. Nearly O(rows + reads).
 
-    Rows are matched by their common facts, the strongest first: the name, the graph upstream to the inputs, and the
-    graph downstream to the outputs. A name alone is weaker than a whole graph, since exporters number names, and the
-    numbers shift when an op is inserted. The remaining rows are aligned in order.
+    Rows are matched by the facts they share, strongest first: the name, the graph upstream to the inputs, and the graph
+    downstream to the outputs. A name is weaker than a whole graph, since exporters number names, and the numbers shift
+    when an op is inserted. The remaining rows are aligned in order.
     """
     interned: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
     inputs, outputs = paired(a.inputs, b.inputs), paired(a.outputs, b.outputs)
@@ -303,18 +309,18 @@ def _facts(
     up: dict[int, int] = {FIRST_INPUT - place: FIRST_INPUT - number for place, number in inputs.items()}
     down: dict[int, int] = {}
     for i in counted:
-        above = [up.get(read, NO_ROW) for read in rows[i].reads]
+        sources = [up.get(read, NO_ROW) for read in rows[i].reads]
         if rows[i].op in COMMUTATIVE:
-            above = sorted(number for number in above if number != NO_ROW)
-        up[i] = interned["up", rows[i].op, *above]
-    below: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            sources = sorted(number for number in sources if number != NO_ROW)
+        up[i] = interned["up", rows[i].op, *sources]
+    readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for place, port in enumerate(report.outputs):
         if place in outputs:
-            below[port.after].append((NO_ROW, outputs[place]))
+            readers[port.after].append((NO_ROW, outputs[place]))
     for i in reversed(counted):
-        down[i] = interned["down", rows[i].op, *sorted(below[i])]
+        down[i] = interned["down", rows[i].op, *sorted(readers[i])]
         for place, read in enumerate(rows[i].reads):
-            below[read].append((0 if rows[i].op in COMMUTATIVE else place, down[i]))
+            readers[read].append((0 if rows[i].op in COMMUTATIVE else place, down[i]))
     named = {i: (rows[i].scope, rows[i].name, rows[i].op) if rows[i].named else None for i in counted}
     return {i: (named[i], (rows[i].op, rows[i].constants), up[i], down[i]) for i in counted}
 
@@ -333,9 +339,9 @@ _Side = tuple[Report, list[int]]
 
 
 def _align(a: _Side, b: _Side, to_b: dict[int, int], to_a: dict[int, int]) -> None:
-    """Match the remaining rows in order, by longest common runs of ops."""
+    """Match the remaining rows in order, by the longest common runs of ops."""
     rest = [sum(i not in pairs for i in rows) for (_, rows), pairs in ((a, to_b), (b, to_a))]
-    if not 0 < rest[0] * rest[1] <= _ALIGNED:
+    if not 0 < rest[0] * rest[1] <= _MAX_ALIGNED_PAIRS:
         return
     mine = [to_b.get(i, a[0].rows[i].op) for i in a[1]]
     theirs = [j if j in to_a else b[0].rows[j].op for j in b[1]]

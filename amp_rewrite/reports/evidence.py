@@ -21,8 +21,8 @@ class Evidence:
     `level`: one of the levels above. `data`: the source of the batches. `random`: the batches are random, not real
     data. `criterion`: the bound on the outputs' errors. `error`: the largest error relative to the largest value of its
     output, as text; empty if no outputs were compared. `emulated`: the low type was emulated. `pinned`: the number of
-    regions kept in float32 by a repair. `objection`: the reason for a failure. `largest_error`: the number behind
-    `error`; None if it is not finite. `score`: the worst score in the criterion's unit, unless that is relative to the
+    regions kept in float32 by a repair. `objection`: the reason for a failure. `largest_error`: `error` as a
+    number; None if it is not finite. `score`: the worst score in the criterion's unit, unless that is relative to the
     largest value. `keep`: patterns for the ops kept in float32 by the check; a conversion with them needs no check.
     """
 
@@ -88,7 +88,7 @@ Index = tuple[int | str, ...]
 class OpErrors:
     """Errors of one op of the candidate, by its name in the reference.
 
-    An error is sqrt(sum (value - reference)^2 / sum reference^2) over all batches, and the largest over all outputs.
+    An error is sqrt(sum (value - reference)^2 / sum reference^2) over all batches, maximized over all outputs.
     `own`: the local error, with the reference's values as inputs; 0 for an op that only moves or selects values; None
     for an op without a low type, or one that cannot be measured in isolation. `accumulated`: the error of the op's
     outputs in a run of the candidate. `max_abs`: the largest accumulated error of finite values; infinite if these are

@@ -5,7 +5,7 @@ A file named float16 may contain float32. An expectation describes the model; it
     TYPE, compute            ops of this element type; compute ops in low precision   a number or a share of all
     ops, ops[PATTERN]        ops, by operator, name or path                           a number, a share, or their type
     casts                    casts between floats                                     a number
-    io, inputs, outputs      floating inputs and outputs; inputs[PATTERN] by name     their type
+    io, inputs, outputs      floating-point ports; inputs[PATTERN] by name            their type
     weights, weights[TYPE]   bytes of weights                                         a size, a share, or their type
 """
 
@@ -87,7 +87,7 @@ class Expectation:
 
     @classmethod
     def parse(cls, text: str) -> Expectation:
-        """Parse an expectation; raises PolicyError, with examples, for other texts."""
+        """Parse an expectation, or raise PolicyError with examples."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise PolicyError(f"expectation {text!r} is not a comparison; {_HELP}")
@@ -131,7 +131,7 @@ class Expectation:
         if self.subject == "weights":
             stored = sorted(report.weights.items(), key=lambda item: (-item[1], item[0]))
             typed = self.unit == "type"
-            noun = "floating weight" if typed else "weight"
+            noun = "floating-point weight" if typed else "weight"
             return noun, [_Item(t, t, t in FLOATING if typed else self.choice in (None, t), n) for t, n in stored]
         if self.subject == "casts":
             return "cast", [_Item(cast.value, cast.to, True) for _, cast in live_casts(report)]

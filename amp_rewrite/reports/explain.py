@@ -94,16 +94,16 @@ class Explanation(Result):
 def explained(report: ReportData, names: Sequence[str], view: View | None = None) -> Explanation:
     """Return the reasons for the types of ops, step by step.
 
-    A name is the name or path (scope and name) of an op, "#12" for the thirteenth row, an op type, a pattern, an input
-    of the model, to explain its readers, or, with the `view` behind the rows, another value. Raises PatternError, with
-    suggestions, without a name, or for an unknown or ambiguous one.
+    Each name is the name or path (scope and name) of an op, "#12" for the thirteenth row, an op type, a pattern, or an
+    input of the model, to explain its readers. With the `view` of the report's model, it can also be another value.
+    Raise PatternError, with suggestions, if a name is unknown or ambiguous, or if there are none.
     """
     if not names:
         raise PatternError(f"{report.model.name}: nothing to explain; name an op, an op type or a value")
     producers: dict[str, int] = {}
     shifts: dict[int, int] = {}
     if view is not None:
-        for value in reversed(view.values):  # reversed: of equal names in several bodies, the first counts
+        for value in reversed(view.values):  # reversed: if several bodies use a name, the first of them counts
             producers[value.name] = NO_ROW if value.producer is None else int(value.producer)
         for op in view.ops if report.shifts else ():
             shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
@@ -137,7 +137,7 @@ def _step(row: Row, *, first: bool) -> list[str]:
         return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it does not compute in float32"]
     listed = reasons.UNLISTED if row.color == reasons.UNLISTED else f"on the {row.color} list"
     words = reasons.words(row.rule)
-    redundant = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # as the note or the last line says it
+    redundant = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # the note or the last line says it
     facts = ["" if redundant else words, plain(row.note).removeprefix(f"{row.color}: ")]
     lines = [f"{head}: {row.rule}", *(f"    {fact}" for fact in [": ".join(filter(None, facts))] if fact)]
     reason = reasons.REASONS.get(row.rule)
@@ -166,7 +166,7 @@ def _rows_of(report: ReportData, name: str, producers: Mapping[str, int]) -> tup
     twins = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
     if len(twins) > 1:
         choices = " or ".join(f"#{i} ({report.rows[i].path})" for i in twins)
-        raise PatternError(f"{report.model.name}: {len(twins)} ops are named {name!r}; ask for {choices}")
+        raise PatternError(f"{report.model.name}: {len(twins)} ops are named {name!r}; explain {choices}")
     if rows:
         return rows, None
     inputs = {FIRST_INPUT - i: port for i, port in enumerate(report.inputs)}

@@ -1,4 +1,4 @@
-"""Records as JSON: written with one item per line, read by type hints."""
+"""Records in JSON: written with one item per line, and read by type hints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Malformed(ValueError):
 
 
 def decode(text: str | bytes) -> Any:
-    """Parse strict JSON; raises ValueError for any other text."""
+    """Parse strict JSON, or raise ValueError for any other text."""
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     return json.loads(text, parse_constant=_no_constant)
 
@@ -53,13 +53,13 @@ def load(
     try:
         return read(decode(content))
     except RecursionError as cause:
-        raise error(f"{source}: nested too deeply, so not {kind}") from cause
+        raise error(f"{source}: the text is nested too deeply, so it is not {kind}; {advice}") from cause
     except Malformed as cause:
         raise error(f"{source}: {cause}; {advice}") from cause
     except UnicodeDecodeError as cause:
-        raise error(f"{source}: not UTF-8 text, so not {kind}; {advice}") from cause
+        raise error(f"{source}: the text is not UTF-8, so it is not {kind}; {advice}") from cause
     except ValueError as cause:
-        raise error(f"{source}: not JSON ({cause}); {advice}") from cause
+        raise error(f"{source}: the text is not JSON ({cause}); {advice}") from cause
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -113,7 +113,7 @@ def map_of(read: Reader) -> Reader:
 
 @cache
 def defaults_of(cls: Any) -> Mapping[str, object]:
-    """Return the default of each field of a dataclass or a named tuple; MISSING if it has none."""
+    """Return the default of each field of a dataclass or a named tuple; MISSING for a field without one."""
     if issubclass(cls, tuple):
         return {name: cls._field_defaults.get(name, MISSING) for name in cls._fields}
     return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(cls)}
@@ -147,7 +147,7 @@ def record(
                 members[attribute] = _within(f".{name}", read, item)
         for name in required:
             if name not in members:
-                raise Malformed(f"lacks the field {name!r}")
+                raise Malformed(f"is missing the field {name!r}")
         return (make or cls)(**members)
 
     return reader

@@ -30,8 +30,8 @@ WIDTH: ContextVar[int | None] = ContextVar("WIDTH", default=None)
 """Maximum width of tables on a terminal, in columns; None for no limit."""
 _GAP = 2
 _LAST_COLUMN = 24
-"""Width of the last column before others shrink."""
-_NARROWEST = 10
+"""Width reserved for the last column before the others shrink."""
+_MIN_WIDTH = 10
 """Minimum width of a shrunk column."""
 
 
@@ -66,10 +66,10 @@ def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
     texts = [i for i in range(len(widths) - 1) if right[i : i + 1] != ">"]
     while texts and sum(fitted[:-1]) + last > room:
         widest = max(texts, key=lambda i: fitted[i])
-        if fitted[widest] <= _NARROWEST:
+        if fitted[widest] <= _MIN_WIDTH:
             break
         fitted[widest] -= 1
-    fitted[-1] = max(room - sum(fitted[:-1]), min(widths[-1], _NARROWEST))
+    fitted[-1] = max(room - sum(fitted[:-1]), min(widths[-1], _MIN_WIDTH))
     return fitted
 
 
@@ -84,7 +84,7 @@ def _wrapped(row: Sequence[str], widths: Sequence[int], right: str, indent: int)
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Wrap a text between words; longer words stay whole."""
+    """Wrap a text between words, without breaking words longer than a line."""
     lead = " " * (len(text) - len(text.lstrip(" ")))
     after = lead + " " * hanging
     lines = textwrap.wrap(
@@ -102,12 +102,12 @@ def cut(text: str, width: int) -> str:
     """Truncate a text to a width, keeping both ends with an ellipsis between them."""
     if _prefix(text, width) == text:
         return text
-    tail = (width - 1) // 2 if width > 2 * _NARROWEST else 0
+    tail = (width - 1) // 2 if width > 2 * _MIN_WIDTH else 0
     return f"{_prefix(text, max(width, 1) - 1 - tail)}…{_prefix(text[::-1], tail)[::-1]}"
 
 
 def display_width(text: str) -> int:
-    """Return the width of a text: two columns for a wide character, none for a combining one."""
+    """Return the width of a text: two columns for each wide character, and none for combining characters."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -140,7 +140,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) ->
 
 
 def size(number: int) -> str:
-    """Spell a number of bytes in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
+    """Format a number of bytes in powers of 1000: "0 B", "999 B", "1.0 kB", "4.3 MB"."""
     if number < 1000:
         return f"{number} B"
     scaled = float(number)

@@ -1,8 +1,8 @@
 """Reports of conversions, with their reasons, and inventories of models: one row per op, casts and totals.
 
-A report is plain data. It survives JSON unchanged, can be read without the model and without ONNX, and contains neither
-times nor absolute paths: the same conversion gives the same bytes. `docs/reference/report.schema.json` is the schema of
-its JSON.
+A report is plain data. It is unchanged by a round trip through JSON, can be read without the model and without ONNX,
+and contains neither times nor absolute paths: the same conversion gives the same bytes. The schema of its JSON is
+`docs/reference/report.schema.json`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Report(Result, ReportData):
             ReportError: the text is invalid; the message names `source` and the field.
         """
         if len(text) > MAX_CHARACTERS:
-            raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of amp-rewrite")
+            raise ReportError(f"{source} is larger than {MAX_CHARACTERS >> 20} MiB, so it is not a report")
         report: Report = load(text, source, "a report of amp-rewrite", "write the report again", ReportError, _read)
         return report
 
@@ -126,7 +126,7 @@ def _dump(item: object) -> str:
 
 
 def _encode(item: Any) -> dict[str, object]:
-    """Return the fields that differ from their defaults, in order, with maps sorted by key.
+    """Return the non-default fields, in order, with maps sorted by key.
 
     A header's settings become fields: first those recorded for every conversion, and the others at the end.
     """
@@ -151,7 +151,7 @@ def _read(loaded: object) -> Report:
         newer = " (upgrade amp-rewrite)" if isinstance(schema, int) and schema > SCHEMA else ""
         raise Malformed(f"is {schema!r}, but this version reads {SCHEMA}{newer}", ".schema")
     report: Report = _REPORT(loaded)
-    # A row may only read earlier rows; other positions may be those of any row.
+    # A row may only read earlier rows; other positions may refer to any row.
     number, first = len(report.rows), FIRST_INPUT - len(report.inputs) + 1
     bounds: list[tuple[str, Sequence[int], int, int]] = []
     for i, row in enumerate(report.rows):

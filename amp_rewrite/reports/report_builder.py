@@ -64,7 +64,7 @@ def report_of(
         7
     """
     if not isinstance(view, View):
-        raise TypeError(f"report_of takes a View, not {type(view).__name__}; give View.of(Model.load(path))")
+        raise TypeError(f"report_of takes a View, not {type(view).__name__}; pass View.of(Model.load(path))")
     for unknown in settings.keys() - set(RECORDED):
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
     if coloring is None and view.model.proto.functions:
@@ -198,8 +198,8 @@ class _ReportBuilder:
             paint.note if paint and paint.note != reason else "",
             _last_part(entry.source) if entry else "",
             reason,
-            tuple(map(_spelled, inputs)),
-            tuple(map(_spelled, outputs)),
+            tuple(map(_text, inputs)),
+            tuple(map(_text, outputs)),
             *self._traits(op),
         )
 
@@ -227,7 +227,7 @@ class _ReportBuilder:
             yield PortRow(name, _port(self._produced[value], declared.get(name)))
 
     def outputs(self) -> Iterator[PortRow]:
-        """Yield the outputs of the model. A conversion keeps their types unless asked to change them."""
+        """Yield the outputs of the model. A conversion preserves their types unless told to change them."""
         declared = self.view.model.proto.graph.output
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
             dtype = _port(_retyped(self.view.types[value], self.plan.io.get(value)), formal.type)
@@ -287,7 +287,7 @@ class _ReportBuilder:
             reason,
             self.view.scopes[self.view.values[value].scope].path,
             readers,
-            to.nbytes(min(sizes.size(self.view, value), _LIMIT)) if to else None,
+            to.nbytes(min(sizes.size(self.view, value), _MAX_COUNT)) if to else None,
             self._row_of[value],
             self._slot(value),
         )
@@ -326,11 +326,11 @@ class _ReportBuilder:
     ) -> Totals:
         between = {at for at in integer_ops(self.view) if rows[at].dtype not in LOW}
         integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
-        floats = [at for at, row in enumerate(rows) if _floating(row)]
+        floats = [at for at, row in enumerate(rows) if _is_floating(row)]
         heavy = (at for at in floats if (rows[at].color == "allow" if rows[at].color else rows[at].op in HEAVY))
         computing = [at for at in heavy if at not in integer]
         compute = [rows[at] for at in computing]
-        flops = [min(round(work.flops(self.view, self.view.ops[at])), _LIMIT) for at in computing]
+        flops = [min(round(work.flops(self.view, self.view.ops[at])), _MAX_COUNT) for at in computing]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)
@@ -358,24 +358,24 @@ class _ReportBuilder:
         )
 
 
-_LIMIT = 1 << 48
-"""Limit of an op's operations and a value's elements; larger counts come from hostile dimensions."""
+_MAX_COUNT = 1 << 48
+"""Maximum count of an op's operations or a value's elements; larger counts come from hostile dimensions."""
 
 
-def _floating(row: Row) -> bool:
+def _is_floating(row: Row) -> bool:
     return bool(row.variables) or row.dtype in FLOATING or row.rule == reasons.UNKNOWN_TYPE
 
 
-def _retyped(known: ValueType | None, dtype: DType | None) -> ValueType | None:
-    return known if known is None or dtype is None or known.dtype is dtype else known.of(dtype)
+def _retyped(type_: ValueType | None, dtype: DType | None) -> ValueType | None:
+    return type_ if type_ is None or dtype is None or type_.dtype is dtype else type_.of(dtype)
 
 
-def _spelled(known: ValueType | None) -> str:
-    return str(known) if known is not None else ""
+def _text(type_: ValueType | None) -> str:
+    return str(type_) if type_ is not None else ""
 
 
-def _port(known: ValueType | None, declared: TypeProto | None) -> str:
-    return spell_type(declared) if declared is not None and (known is None or known.dtype is None) else _spelled(known)
+def _port(type_: ValueType | None, declared: TypeProto | None) -> str:
+    return spell_type(declared) if declared is not None and (type_ is None or type_.dtype is None) else _text(type_)
 
 
 def _main_dtype(
@@ -388,7 +388,7 @@ def _main_dtype(
         t.dtype for t in (*outputs, *inputs) if t is not None and t.dtype is not None and t.dtype.floating
     ]
     chosen = next((d for d in floating if d.low), floating[0] if floating else None)
-    return chosen.spelling if chosen is not None else _spelled(written) or "unknown"
+    return chosen.spelling if chosen is not None else _text(written) or "unknown"
 
 
 # -- attributes -------------------------------------------------------------------------------------------------
@@ -404,25 +404,25 @@ scales scan_input_axes scan_output_axes seed select_last_index shape spatial spl
 time_axis transA transB transBatchA transBatchB upper width_scale
 """
 PLACING = frozenset(_PLACING.split())
-"""Attributes of known operators that only place elements, or became inputs or disappeared in a later opset."""
+"""Attributes of known operators that only arrange elements, became inputs, or disappeared in a later opset."""
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-_SHOWN = 8
+_MAX_ITEMS = 8
 
 
 def attributes_of(domain: str, signature: Signature | None, attributes: Iterable[AttributeProto]) -> Mapping[str, str]:
-    """Return the spelled attributes with an effect on a node's results, without defaults."""
+    """Return the formatted non-default attributes with an effect on a node's results."""
     defaults = _defaults(signature) if signature is not None else _NONE
-    counted = {}
+    relevant = {}
     for a in attributes:
         name = a.name
-        if a.type in _GRAPHS or (signature is not None and (name in PLACING or _states_type(signature, name))):
+        if a.type in _GRAPHS or (signature is not None and (name in PLACING or _specifies_type(signature, name))):
             continue
-        if (spelling := _spell(domain, a)) != defaults.get(name):
-            counted[name] = spelling
-    return counted or _NONE
+        if (spelling := _format(domain, a)) != defaults.get(name):
+            relevant[name] = spelling
+    return relevant or _NONE
 
 
-def _states_type(signature: Signature, name: str) -> bool:
+def _specifies_type(signature: Signature, name: str) -> bool:
     if signature.op_type in ("Constant", "ConstantOfShape") and not signature.domain:
         return True
     return DTYPE_ATTRIBUTES.get((signature.domain, signature.op_type)) == name
@@ -431,14 +431,14 @@ def _states_type(signature: Signature, name: str) -> bool:
 @cache
 def _defaults(signature: Signature) -> Mapping[str, str]:
     defaults = default_attributes(signature).values()
-    return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **{a.name: _spell(signature.domain, a) for a in defaults}}
+    return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **{a.name: _format(signature.domain, a) for a in defaults}}
 
 
-# -- spelling ------------------------------------------------------------------------------------------
+# -- formatting ----------------------------------------------------------------------------------------
 
 
-def _spell(domain: str, a: AttributeProto) -> str:
-    """Spell the value of an attribute: numbers and strings in full, tensors by type, long lists by digest."""
+def _format(domain: str, a: AttributeProto) -> str:
+    """Format the value of an attribute: numbers and strings in full, tensors by type, long lists by digest."""
     if a.type not in _TYPES:
         return "unknown"
     value = get_attribute_value(a)
@@ -461,7 +461,7 @@ _LISTS = (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS)
 def _list(domain: str, items: list[str]) -> str:
     if domain == "ai.onnx.ml":  # weights; their number depends on the training data
         return "a list" if items else "empty"
-    if len(items) > _SHOWN:
+    if len(items) > _MAX_ITEMS:
         return f"{len(items)} items {zlib.crc32(chr(0).join(items).encode()):08x}"
     return ", ".join(items)
 
@@ -478,7 +478,7 @@ def _element(code: int) -> str:
 
 
 def spell_type(proto: TypeProto) -> str:
-    """Spell a type in full: "float16", "map(int64, float32)", "seq(map(string, float32))"."""
+    """Format a type in full: "float16", "map(int64, float32)", "seq(map(string, float32))"."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return _element(proto.tensor_type.elem_type)

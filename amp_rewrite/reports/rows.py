@@ -27,10 +27,10 @@ FIRST_INPUT = -2
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The model, and the type, settings and lists of its conversion; an inventory only has the model.
+    """The model, and the type, settings and lists of its conversion; an inventory contains only the model.
 
-    `settings` holds the spelled values of options by name. Each is also an attribute; None for an option at its
-    default, if only other values are recorded. `config`: settings from a file, and the file's name.
+    `settings` maps names of options to formatted values. Each is also an attribute; None for an option at its default,
+    if only other values are recorded. `config`: settings from a file, and the file's name.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Header:
 class Row(NamedTuple):
     """One op after the conversion.
 
-    `dtype`: the type of the op's main floating variable, or else of its first output. `variables`: the types of all
-    floating variables. `because`: the name of the op behind the decision; `because_row`: its row. `source` and
-    `reason`: those of the list entry. `reads`: the source of each input, past copies and casts between floats, followed
-    by the outputs of the bodies of an If, Loop or Scan. `attributes`: those with an effect on results, without
-    defaults. `constants`: a digest of the names of the op's constants.
+    `dtype`: the type of the op's main floating-point type variable or, if there is none, of its first output.
+    `variables`: the types of all floating-point variables. `because`: the name of the op behind the decision;
+    `because_row`: its row. `source` and `reason`: the list entry's file and reason. `reads`: the source of each input,
+    past copies and casts between floats, followed by the outputs of the bodies of an If, Loop or Scan. `attributes`:
+    the non-default attributes with an effect on results. `constants`: a digest of the names of the op's constants.
     """
 
     name: str
@@ -126,7 +126,7 @@ class PortRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BakeRow:
-    """A weight stored in another type. `keeps_original`: a float32 copy stays for its other readers."""
+    """A weight stored in another type. `keeps_original`: a float32 copy is kept for its other readers."""
 
     value: str
     to: str
@@ -142,7 +142,7 @@ class ShiftRow:
 
     `value`: the region's largest value. `exponent`: k, or 0 for an unscaled value; then `why` gives the reason.
     `values`: the number of scaled values. `kept`: names of values in the region too small to scale. `absmax`: the
-    largest magnitude before scaling. `headroom` and `headroom_after`: the factor to the type's largest number, before
+    largest magnitude before scaling. `headroom` and `headroom_after`: the type's largest number divided by it, before
     and after scaling. `ends`: names of the ops before or after which a Mul undoes the scaling.
     """
 
@@ -161,10 +161,10 @@ class ShiftRow:
 class Totals:
     """Counts over the whole report; weights are the bytes of dense initializers and Constants.
 
-    Compute ops are those on the allow list or, in an inventory, matrix products, convolutions and recurrent ops. Raised
-    ops had a low type in the model and are float32 now. Integer ops compute on integers, or stand between quantizers,
-    where runtimes replace them with integer ops; they are not compute ops. `flops` counts the operations of compute
-    ops, with free dimensions as 128; `flops_low` counts those in a low type.
+    Compute ops are the ops on the allow list or, in an inventory, matrix products, convolutions and recurrent ops.
+    Raised ops had a low type in the model and are float32 now. Integer ops compute on integers, or are between
+    quantizers, where runtimes replace them with integer ops; they are not compute ops. `flops` counts the operations
+    of compute ops, with free dimensions as 128; `flops_low` counts those in a low type.
     """
 
     ops: int = 0
@@ -212,7 +212,7 @@ class ReportData:
 
     @property
     def raised(self) -> tuple[Row, ...]:
-        """Ops with a low type in the model and float32 now; `note` names the pattern or rule."""
+        """Ops raised from a low type in the model to float32; `note` names the pattern or rule."""
         return tuple(row for row in self.rows if row.rule == reasons.RAISED)
 
     def positions(self, name: str) -> tuple[int, ...]:

@@ -22,15 +22,15 @@ LOW = ("float16", "bfloat16")
 _LINES, _COLUMNS = 19, 80
 """Screen size of a summary; a line about the written file follows it."""
 _NEXT, _OPEN = "next: ", "on CUDA: "
-"""Prefixes of lines to copy, which never wrap: a command, and Python code to open the result."""
+"""Prefixes of lines to copy, which never wrap: a command, and Python code to load the result."""
 _HINTS = {"channels_last": _OPEN, "caches": "between steps: "}
 """Kinds of findings shown before the next step, with their prefixes."""
 _BATCHES = "batches.npz"
 """The data file in suggested commands."""
-_OBJECTION = 240
-"""Maximum length of an error in the evidence; those of onnxruntime take several lines."""
+_MAX_OBJECTION = 240
+"""Maximum length of an error in the evidence; onnxruntime's errors take several lines."""
 _UNREPORTED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
-"""Op types that stay float32 without a reported reason."""
+"""Op types left in float32 without a reported reason."""
 _Part = list[str]
 
 
@@ -210,7 +210,7 @@ def _rows(report: ReportData) -> _Part:
     cells = [(row.path, row.op, row.dtype) for row in report.rows]
     if report.inventory:
         return ["ops", *table(cells, head=head)]
-    # A decision by the list alone has the reason from the list as its note.
+    # A decision made only by the list has the list's reason as its note.
     notes = (row.note or (row.reason if row.rule and not row.because else "") for row in report.rows)
     rows = [(*c, row.color or "", row.why, note) for c, row, note in zip(cells, report.rows, notes, strict=True)]
     return ["ops", *table(rows, head=(*head, "color", "rule", "note"))]
@@ -265,11 +265,11 @@ def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], 
 
 
 def needs_action(finding: Finding) -> bool:
-    """True if a finding asks for action: not a fact, not harmless, and not already in the table of ops."""
-    return finding.kind not in _LISTED and not reasons.is_fact(finding.kind, finding.message)
+    """True if a finding requires action: it is not a fact, not harmless, and not already in the table of ops."""
+    return finding.kind not in _IN_TABLE and not reasons.is_fact(finding.kind, finding.message)
 
 
-_LISTED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
+_IN_TABLE = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
 """Kinds whose ops are already listed as float32; if they matter, mostly_float32 gives advice."""
 
 
@@ -301,7 +301,7 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
         return []
     evidence = report.evidence
     if not verbose:
-        evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
+        evidence = replace(evidence, objection=cut(evidence.objection, _MAX_OBJECTION))
     hints = [f"{_HINTS[f.kind]}{plain(f.message)}" for f in report.findings if f.kind in _HINTS]
     steps = [f"{_NEXT}{plain(command)}"] if command else []
     if _BATCHES in command and (evidence.random or not evidence.data):  # the user has yet to write the file

@@ -18,17 +18,17 @@ from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT
 from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 
-_MOST = 1e60  # operations; a larger count comes from hostile dims
+_MAX_OPERATIONS = 1e60  # a larger count comes from hostile dimensions
 
 
 def flops(view: View, op: Op) -> float:
-    """Return an op's operations, exact for known shapes; 0 for other ops, and if attributes contradict shapes."""
+    """Return an op's number of operations, exact for known shapes; 0 if unknown or if attributes contradict shapes."""
     count = _COUNTS.get(op.kind)
     try:
         operations = count(view, op) if count is not None else 0.0
     except (ArithmeticError, IndexError):  # a stride or a group of 0, sizes beyond the range of floats
         return 0.0
-    return operations if 0 <= operations < _MOST else 0.0
+    return operations if 0 <= operations < _MAX_OPERATIONS else 0.0
 
 
 def _dimension(view: View, value: ValueId | None, axis: int) -> int:
@@ -91,8 +91,8 @@ _COUNTS: Mapping[str, Callable[[View, Op], float]] = {
 # A row of this many 16-bit elements is 16 bytes, the unit of tensor core loads: NVIDIA, Matrix Multiplication
 # Background User's Guide, "Tensor Core Requirements".
 ALIGNED = 8
-_LARGE = 256
-"""From this size up, NVIDIA only asks for multiples of 8 (TensorFlow's mixed precision guide)."""
+_MIN_LARGE = 256
+"""From this size up, NVIDIA only recommends multiples of 8 (TensorFlow's mixed precision guide)."""
 _DIMENSIONS = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
 """Names of the dimensions of a weight: the last two of a matrix, the first two of a convolution."""
 
@@ -124,6 +124,6 @@ def _aligned_dimensions(view: View, op: Op) -> Iterable[tuple[str, int | None]]:
 
 
 def better_size(size: int) -> int:
-    """Return the next efficient size for tensor cores: a power of two below 256, or else a multiple of 8."""
+    """Return the next efficient size for tensor cores: a power of two below 256, and a multiple of 8 above."""
     power = 1 << max(size - 1, ALIGNED - 1).bit_length()
-    return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED
+    return power if size < _MIN_LARGE else -(-size // ALIGNED) * ALIGNED

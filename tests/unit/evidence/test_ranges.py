@@ -108,12 +108,12 @@ Edit = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("edit", "fact"),
     [
-        (lambda d: d.pop("batches"), "the document lacks the field 'batches'; calibrate again"),
+        (lambda d: d.pop("batches"), "the document is missing the field 'batches'; calibrate again"),
         (lambda d: d.update(schema=2), "schema is 2, but this version reads 1; calibrate again"),
         (lambda d: d.update(to="float32"), "to is 'float32', which is not a low type; calibrate again"),
         (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is not a low type; calibrate again"),
         (lambda d: d.update(batches=True), "batches must be an integer, but is true or false; calibrate again"),
-        (lambda d: d["values"]["x"].pop("absmin"), "values.x lacks the field 'absmin'; calibrate again"),
+        (lambda d: d["values"]["x"].pop("absmin"), "values.x is missing the field 'absmin'; calibrate again"),
         (lambda d: d["values"]["x"].update(count=1.5), "values.x.count must be an integer, but is a number;"
          " calibrate again"),
         (lambda d: d["values"]["x"].update(absmax=-1), "values.x.absmax must be a finite number, 0 or more;"
@@ -124,8 +124,8 @@ Edit = Callable[[dict[str, Any]], object]
         (lambda d: d["values"]["x"].update(absmin=8e4), "values.x.absmin is larger than its absmax; calibrate again"),
         (lambda d: d["untapped"].update(s=1), "untapped.s must be text, but is an integer; calibrate again"),
         ("[]", "the document must be an object, but is a list; calibrate again"),
-        ("[" * 100_000, "nested too deeply, so not a ranges file"),
-        (TEXT.replace("70000.0", "NaN"), "not JSON (NaN is not a JSON number); calibrate again"),
+        ("[" * 100_000, "the text is nested too deeply, so it is not a ranges file; calibrate again"),
+        (TEXT.replace("70000.0", "NaN"), "the text is not JSON (NaN is not a JSON number); calibrate again"),
         (TEXT.replace("70000.0", "1e999"), "values.x.absmax must be a finite number, 0 or more;"
          " calibrate again"),
     ],

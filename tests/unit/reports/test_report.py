@@ -258,7 +258,7 @@ def changed(**changes: object) -> str:
 ROW = {"name": "a", "op": "Relu", "dtype": "float16"}
 MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "truncated": ((GOLDEN / "report.json").read_text("utf-8")[:500], "not JSON"),
-    "binary": (b"\xff\x00\x01", "not UTF-8 text"),
+    "binary": (b"\xff\x00\x01", "not UTF-8, so it is not"),
     "a list": ("[]", "the document must be an object, but is a list"),
     "deep": ("[" * 200_000, "nested too deeply"),
     "too many digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
@@ -270,7 +270,7 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "schema of another type": (changed(schema=True), "schema must be an integer, but is true or false"),
     "NaN": ('{"schema": 1, "totals": {"ops": NaN}}', "NaN is not a JSON number"),
     "infinite": (changed(totals={"ops": float("1e308")}).replace("1e+308", "1e999"), "totals.ops must be an integer"),
-    "missing field": (changed(rows=[{"name": "a", "op": "Relu"}]), "rows[0] lacks the field 'dtype'"),
+    "missing field": (changed(rows=[{"name": "a", "op": "Relu"}]), "rows[0] is missing the field 'dtype'"),
     "text for a list": (changed(rows="all"), "rows must be a list, but is text"),
     "number for text": (changed(rows=[ROW, {**ROW, "rule": 3}]), "rows[1].rule must be text, but is an integer"),
     "inside a map": (changed(rows=[{**ROW, "variables": {"T": None}}]), "rows[0].variables.T must be text"),
@@ -399,7 +399,7 @@ def test_explain_states_the_types_of_an_inventory_and_of_each_type_variable() ->
 def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:
     rows = (Row("a", "Relu", "float32", "one/"), Row("a", "Exp", "float32", "two/"))
     report = replace(golden(), rows=rows, casts=())
-    with pytest.raises(PatternError, match=r"2 ops are named 'a'; ask for #0 .one/a. or #1 .two/a."):
+    with pytest.raises(PatternError, match=r"2 ops are named 'a'; explain #0 .one/a. or #1 .two/a."):
         str(explained(report, ["a"]))
     assert str(explained(report, ["two/a"])).startswith("two/a (Exp)")
     assert str(explained(report, ["#0"])).startswith("one/a (Relu)")
