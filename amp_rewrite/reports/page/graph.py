@@ -26,8 +26,8 @@ from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
-_FEW_PORTS = 8
-"""Maximum number of inputs or outputs drawn among the ops; more are put in a scope."""
+_MAX_PORTS = 8
+"""Maximum number of inputs or outputs drawn among the ops; if there are more, they are put in a scope."""
 LEAD = "Ops from input to output, in scopes. Select an op to see why it has its type, or a scope to expand it."
 
 
@@ -43,7 +43,7 @@ def graph(
         report: the report of the model.
         view: the view of the model, for modules and FLOPs; without it, scopes come from the names of ops.
         changes: the changes of each vertex: rows first, then inputs and outputs.
-        added: positions of the new Casts.
+        added: the positions of the new Casts.
     """
     data = _Graph(report, view, changes, added).data()
     off = element("p", _WITHOUT_SCRIPT, class_="script-off")
@@ -60,7 +60,7 @@ def _side_of_type(dtype: str) -> int:
     return LOW_SIDE if dtype in LOW else HIGH_SIDE if dtype in FLOATING else OTHER_SIDE
 
 
-_WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the rest of the page does not."
+_WITHOUT_SCRIPT = "The graph needs JavaScript, which is turned off; the rest of the page works without it."
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Graph:
     view: View | None
     changes: Mapping[int, Sequence[Change]]
     added: Collection[int]
-    words: dict[str, int] = field(default_factory=lambda: {"": 0})
+    texts: dict[str, int] = field(default_factory=lambda: {"": 0})
     """Deduplicated texts with their numbers."""
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class _Graph:
         order = [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
         paths = paths_of(self.report, [module_of(op.node) for op in self.view.ops] if self.view is not None else ())
         for ports, name in ((self.report.inputs, "inputs"), (self.report.outputs, "outputs")):
-            paths += [(name,) if len(ports) > _FEW_PORTS else ()] * len(ports)
+            paths += [(name,) if len(ports) > _MAX_PORTS else ()] * len(ports)
         tree = tree_of(paths, order, self.labels)
         edges = ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
         places = layers_of(tree, edges, order)
@@ -124,10 +124,10 @@ class _Graph:
             data["flops"] = [round(flops(self.view, op)) for op in self.view.ops]
         if self.changes:
             data |= {"inventory": self.report.inventory, "changes": self._change_columns()}
-        return data | {"words": list(self.words)}
+        return data | {"words": list(self.texts)}
 
     def _text_index(self, text: str) -> int:
-        return self.words.setdefault(plain(text), len(self.words))
+        return self.texts.setdefault(plain(text), len(self.texts))
 
     def _change_columns(self) -> dict[str, list[int]]:
         changes = [(vertex, change) for vertex, group in sorted(self.changes.items()) for change in group]
@@ -168,7 +168,7 @@ class _Graph:
     def _casts(self) -> Iterator[dict[str, object]]:
         """Yield the Casts in the result with their edges: source and reader, alternating.
 
-        A Cast read by another Cast has no edges.
+        Casts read only by other Casts do not have edges.
         """
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for at, reads in enumerate(self.reads):
@@ -212,7 +212,7 @@ def _bytes_moved(cast: CastRow) -> int | None:
 
 
 def _is_copy(row: Row) -> bool:
-    """True for copies and casts; `Row.reads` looks through these."""
+    """True for copies and casts between floats; `Row.reads` looks through these."""
     return row.op == "Identity" or (row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING)
 
 
@@ -220,12 +220,12 @@ def _is_copy(row: Row) -> bool:
 
 
 ROOT = 0
-_DEEPEST = 16
+_MAX_DEPTH = 16
 """Maximum number of levels; deeper levels are merged into the last."""
-LIMIT = 96
+MAX_PARTS = 96
 """Maximum number of parts in a scope; larger scopes are split into groups."""
 
-_LABEL = 24
+_MAX_LABEL = 24
 """Maximum length of a name in the label of a group."""
 
 Path = tuple[str, ...]
@@ -277,7 +277,7 @@ def paths_of(report: ReportData, modules: Sequence[str] = ()) -> list[Path]:
             source = next((read for read in row.reads if 0 <= read < at and report.rows[read].scope == row.scope), None)
             inner = paths[source][len(body) :] if source is not None else ()
         path = body + inner
-        paths.append(path if len(path) <= _DEEPEST else (*path[: _DEEPEST - 1], "/".join(path[_DEEPEST - 1 :])))
+        paths.append(path if len(path) <= _MAX_DEPTH else (*path[: _MAX_DEPTH - 1], "/".join(path[_MAX_DEPTH - 1 :])))
     readers: dict[int, int] = {}
     for at, row in enumerate(report.rows):
         for read in row.reads:
@@ -299,8 +299,8 @@ def _named(row: Row) -> Path:
 def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
     """Return the tree of scopes.
 
-    A scope with one part is replaced by the part. One with more than `LIMIT` parts is split into groups of consecutive
-    parts.
+    A scope with one part is replaced by the part. A scope with more than `MAX_PARTS` parts is split into groups of
+    consecutive parts.
     """
     tree = Tree(home=[ROOT] * len(paths))
     waiting: list[tuple[int, int, Sequence[int]]] = [(ROOT, 0, order)]
@@ -312,10 +312,10 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
         level = [(scope, list(named.items()))]
         while level:
             at, parts = level.pop()
-            if len(parts) > LIMIT:
+            if len(parts) > MAX_PARTS:
                 for chunk in _chunks(parts):
                     ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
-                    level.append((tree.add(" to ".join(cut(end, _LABEL) for end in ends), at), chunk))
+                    level.append((tree.add(" to ".join(cut(end, _MAX_LABEL) for end in ends), at), chunk))
                 continue
             for _, members in parts:
                 if len(members) == 1:
@@ -334,7 +334,7 @@ _Parts = list[tuple[str | int, list[int]]]
 
 
 def _chunks(parts: _Parts) -> list[_Parts]:
-    groups = min(LIMIT // 2, -(-len(parts) // (LIMIT // 2)))
+    groups = min(MAX_PARTS // 2, -(-len(parts) // (MAX_PARTS // 2)))
     ends = [len(parts) * i // groups for i in range(groups + 1)]
     return [parts[start:end] for start, end in pairwise(ends)]
 
@@ -345,7 +345,7 @@ Edges = Iterable[tuple[int, int]]
 
 
 def layers_of(tree: Tree, edges: Edges, order: Sequence[int]) -> list[int]:
-    """Return layer and order of each part, vertices before scopes, as two numbers; -1 for parts not drawn."""
+    """Return the layer and the position of each part as two numbers, vertices before scopes; -1 for undrawn parts."""
     number = len(tree.home)
     placed = [-1] * (2 * (number + len(tree.names)))
     inner = _inner_edges(tree, edges, frozenset(order))
@@ -387,7 +387,7 @@ def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple
 
 
 def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[list[Part]]:
-    """Return the parts by layer: each below its sources, and a source without inputs right above its readers."""
+    """Return the parts by layer: each below its sources, and a part without sources directly above its readers."""
     ranked = _ranked(parts, readers)
     rank = {part: i for i, part in enumerate(ranked)}
     layer = dict.fromkeys(ranked, 0)
@@ -413,7 +413,7 @@ def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> l
 
 
 def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[Part]:
-    """Return the parts in topological order; scopes on a cycle keep the given order."""
+    """Return the parts in topological order; scopes on a cycle keep their original order."""
     place = {part: i for i, part in enumerate(parts)}
     graph: nx.DiGraph[Part] = nx.DiGraph((part, reader) for part in parts for reader in readers.get(part, ()))
     graph.add_nodes_from(parts)
@@ -426,23 +426,23 @@ def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> li
 # -- facts ------------------------------------------------------------------------------------------------------
 
 
-_LONGEST = 4096
+_MAX_METADATA = 4096
 """Maximum length of metadata to read; longer texts do not name the modules of an op."""
-_INPUTS = 4
+_MAX_INPUTS = 4
 """Maximum number of inputs to list."""
 
 
 def input_shapes(view: View) -> str:
-    """Spell the input shapes behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
+    """Format the input shapes assumed for FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
     inputs = [v for v in view.scopes[MAIN].inputs if view.values[v].tensor is None]
-    shapes = [f"{view.value_name(v)} {'×'.join(map(str, shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
-    more = [f"{len(inputs) - _INPUTS} more"] if len(inputs) > _INPUTS else []
+    shapes = [f"{view.value_name(v)} {'×'.join(map(str, shape(view, v))) or 'scalar'}" for v in inputs[:_MAX_INPUTS]]
+    more = [f"{len(inputs) - _MAX_INPUTS} more"] if len(inputs) > _MAX_INPUTS else []
     return "with " + ", ".join(shapes + more) if shapes else ""
 
 
 def module_of(node: NodeProto) -> str:
-    """Return the module of a node from the metadata of PyTorch's exporter: "encoder/layers.0"; "" without any."""
-    metadata = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
+    """Return the module of a node, as in "encoder/layers.0", from the metadata of PyTorch's exporter, or ""."""
+    metadata = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _MAX_METADATA}
     names = torch_scopes(metadata.get(TORCH_SCOPES, ""))
     parts: list[str] = []
     before = ""

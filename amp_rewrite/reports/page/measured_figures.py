@@ -1,7 +1,7 @@
 """SVG charts of measurements: scores of outputs against the tolerance, and ranges of values.
 
-A chart has a bar for each item along one axis, in front of bands. Positions are percentages of the page width, so text
-keeps its size on narrow and wide pages. Numbers beyond an axis are drawn at its ends.
+A chart has one bar per item along a shared axis, drawn over background bands. Positions are percentages of the page
+width, so text keeps its size on narrow and wide pages. Numbers outside the range of the axis are drawn at its ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from amp_rewrite.reports.render import cut, plain
 _TICKS = 5
 _MIN_POWER, _MAX_POWER = -308, 308
 """Powers of ten in the normal range of a float."""
-_LABEL, _TITLE = 64, 400
+_MAX_NAME, _MAX_TIP = 64, 400
 """Maximum lengths of a row's label and of a tooltip."""
 
 
@@ -40,7 +40,7 @@ class Axis:
 
     @classmethod
     def of(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return an axis for the positive finite numbers."""
+        """Return an axis that covers the positive finite numbers."""
         powers = [math.log10(number) for number in numbers if number and 0 < number < math.inf]
         first = max(math.floor(min(powers, default=0.0)), _MIN_POWER)
         last = min(math.ceil(max(powers, default=0.0)), _MAX_POWER)
@@ -49,7 +49,7 @@ class Axis:
         return cls(label, first, last)
 
     def at(self, number: float) -> float:
-        """Return the position of a number from 0 to 1: the nearest end for numbers beyond the axis, 1 for NaN."""
+        """Return the position of a number from 0 to 1: the nearest end for a number outside the axis, 1 for NaN."""
         if not 10.0**self.first < number < 10.0**self.last:
             return 0.0 if number <= 10.0**self.first else 1.0
         return (math.log10(number) - self.first) / (self.last - self.first)
@@ -63,7 +63,7 @@ class Axis:
 
 
 def number_text(number: float | None) -> str:
-    """Spell a number with three significant digits, or an integer in full; "–" for None."""
+    """Format a number with three significant digits, or an integer in full; "–" for None."""
     if number is None:
         return "–"
     if math.isinf(number):
@@ -76,7 +76,7 @@ def number_text(number: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Spell a share from 0 to 1 as an SVG attribute: "12.5%"."""
+    """Format a share from 0 to 1 as an SVG attribute: "12.5%"."""
     return f"{100 * share:.5g}%"
 
 
@@ -92,52 +92,53 @@ class Bar:
     high: float
     kind: str
     beside: str = ""
-    words: str = ""
+    tooltip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A band of an axis behind all bars, and its text in the legend."""
+    """A band of the axis, drawn under all bars, with its text in the legend."""
 
     low: float
     high: float
     kind: str
-    words: str
+    legend: str
 
 
 def bars(axis: Axis, shown: Sequence[Bar], bands: Sequence[Band], *, name: str) -> Element:
     places = [percent(axis.at(n)) for n, _ in axis.ticks()]
     ticks = [element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid") for place in places]
-    behind = [_span(axis, b.low, b.high, f"band {b.kind}", "", y="0%", height="100%") for b in bands]
+    background = [_span(axis, b.low, b.high, f"band {b.kind}", "", y="0%", height="100%") for b in bands]
     drawn = []
     for bar in shown:
-        label = element("span", cut(plain(bar.label), _LABEL), title=cut(plain(bar.label), _TITLE), class_="label")
-        mark = _span(axis, bar.low, bar.high, f"span {bar.kind}", bar.words, y="20%", height="60%")
-        marks = element("svg", *ticks, *behind, mark, width="100%", height=20, aria_hidden="true")
+        label = element("span", cut(plain(bar.label), _MAX_NAME), title=cut(plain(bar.label), _MAX_TIP), class_="label")
+        mark = _span(axis, bar.low, bar.high, f"span {bar.kind}", bar.tooltip, y="20%", height="60%")
+        marks = element("svg", *ticks, *background, mark, width="100%", height=20, aria_hidden="true")
         drawn.append(element("div", label, marks, element("span", bar.beside, class_="number"), class_="row"))
     foot = element("div", element("span", class_="label"), _scale(axis), element("span", class_="number"), class_="row")
-    box = element("div", *drawn, foot, class_="rows", role="group", aria_label=cut(plain(name), _TITLE))
+    box = element("div", *drawn, foot, class_="rows", role="group", aria_label=cut(plain(name), _MAX_TIP))
     return element("figure", element("ul", *map(_legend_item, bands), class_="legend"), box, class_="chart")
 
 
-def _span(axis: Axis, low: float, high: float, kind: str, words: str, **sides: str) -> Element:
-    start, least = axis.at(low), 0.003 if kind.startswith("span") else 0.0
-    start, width = min(start, 1 - least), max(axis.at(high) - start, least)
-    title = element("title", cut(plain(words), _TITLE)) if words else ""
+def _span(axis: Axis, low: float, high: float, kind: str, tooltip: str, **sides: str) -> Element:
+    start, min_width = axis.at(low), 0.003 if kind.startswith("span") else 0.0
+    start, width = min(start, 1 - min_width), max(axis.at(high) - start, min_width)
+    title = element("title", cut(plain(tooltip), _MAX_TIP)) if tooltip else ""
     return element("rect", title, class_=kind, x=percent(start), width=percent(width), **sides)
 
 
 def _legend_item(band: Band) -> Element:
-    mark = element("rect", x=0, y=2, width=18, height=10, class_=f"band {band.kind}")
-    return element("li", element("svg", mark, width=18, height=14, aria_hidden="true"), cut(plain(band.words), _LABEL))
+    rect = element("rect", x=0, y=2, width=18, height=10, class_=f"band {band.kind}")
+    swatch = element("svg", rect, width=18, height=14, aria_hidden="true")
+    return element("li", swatch, cut(plain(band.legend), _MAX_NAME))
 
 
 def _scale(axis: Axis) -> Element:
     labels = []
-    for number, words in axis.ticks():
+    for number, text in axis.ticks():
         place = axis.at(number)
         anchor = "start" if place < 0.05 else "end" if place > 0.95 else "middle"
-        labels.append(element("text", words, x=percent(place), y=14, text_anchor=anchor, class_="tick"))
+        labels.append(element("text", text, x=percent(place), y=14, text_anchor=anchor, class_="tick"))
     name = element("text", axis.label, x="100%", y=30, text_anchor="end", class_="words")
     return element("svg", *labels, name, width="100%", height=36, aria_hidden="true", class_="scale")
 
@@ -145,8 +146,8 @@ def _scale(axis: Axis) -> Element:
 # -- outputs ---------------------------------------------------------------------------------------------------
 
 
-_OUTPUTS, _BATCHES = 40, 50
-"""Maximum numbers of outputs to list, and of batches of each; the worst come first."""
+_MAX_OUTPUTS, _MAX_BATCHES = 40, 50
+"""Maximum number of outputs to list, and of batches for each; the worst come first."""
 
 
 def outputs_figure(
@@ -160,7 +161,7 @@ def outputs_figure(
     by_output: dict[str, list[OutputRow]] = {}  # the worst first
     for row in sorted(compared, key=lambda row: _badness(row.difference, higher), reverse=True):
         by_output.setdefault(row.label, []).append(row)
-    chosen = {name: group[:_BATCHES] for name, group in islice(by_output.items(), _OUTPUTS)}
+    chosen = {name: group[:_MAX_BATCHES] for name, group in islice(by_output.items(), _MAX_OUTPUTS)}
     shown = [row for group in chosen.values() for row in group]
     scores = [s for row in shown if (s := row.difference.score) is not None and math.isfinite(s)]
     lead = _lead(compared, len(shown), verdict)
@@ -193,8 +194,8 @@ def _score_bar(name: str, group: Sequence[OutputRow]) -> Bar:
     ends = [s for row in group if (s := row.difference.score) is not None and not math.isnan(s)] or [0.0]
     ends += [math.inf] if worst.score is None and not worst.ok else []
     score = number_text(worst.score) if worst.score is not None else "equal" if worst.ok else "fails"
-    words = f"worst in batch {row.place}: {score}{'' if worst.ok else ', ' + worst.because}"
-    return Bar(name, min(ends), max(ends), "low" if worst.ok else "high", score if worst.ok else f"✗ {score}", words)
+    tooltip = f"worst in batch {row.place}: {score}{'' if worst.ok else ', ' + worst.because}"
+    return Bar(name, min(ends), max(ends), "low" if worst.ok else "high", score if worst.ok else f"✗ {score}", tooltip)
 
 
 def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
@@ -202,19 +203,19 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
     bars = "Each bar spans the best to the worst batch of an output; " if len(compared) > 1 else ""
-    words = f"{bars}{failed} of {len(compared)} comparisons failed. Verdict: {short(verdict)}."
+    lead = f"{bars}{failed} of {len(compared)} comparisons failed. Verdict: {short(verdict)}."
     if shown < len(compared):
-        words += f" The {shown} worst are listed: at most {_BATCHES} batches of {_OUTPUTS} outputs."
-    return words
+        lead += f" The {shown} worst are listed: at most {_MAX_BATCHES} batches for each of {_MAX_OUTPUTS} outputs."
+    return lead
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------
 
 
-_DRAWN, _LISTED = 12, 500
-"""Maximum numbers of values in the chart and in the table."""
-_SMALLEST, _LARGEST = 1e-12, 1e12
-"""Limits of an axis for float16; bfloat16 only has the lower limit."""
+_MAX_DRAWN, _MAX_LISTED = 12, 500
+"""Maximum number of values in the chart and in the table."""
+_MIN_END, _MAX_END = 1e-12, 1e12
+"""Limits of the ends of an axis for float16; for bfloat16, only the lower limit applies."""
 _HEAD = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "flushed to zero", "infinite or NaN")
 
 
@@ -229,15 +230,15 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     ]
     spans = [
         Bar(name, fit.absmin, fit.absmax, _kind(fit), _margin(fit, to), _ends(fit))
-        for name, fit in islice(tight.items(), _DRAWN)
+        for name, fit in islice(tight.items(), _MAX_DRAWN)
     ]
     sizes = [number for bar in spans for number in (bar.low, bar.high) if number]
-    limit = _LARGEST if to is DType.FLOAT16 else math.inf  # values far beyond float16 must not squeeze the others
+    limit = _MAX_END if to is DType.FLOAT16 else math.inf  # values far beyond float16 must not squeeze the others
     float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
-    axis = Axis.of("magnitude", [*(min(max(size, _SMALLEST), limit) for size in sizes), *float16])
+    axis = Axis.of("magnitude", [*(min(max(size, _MIN_END), limit) for size in sizes), *float16])
     chart = bars(axis, spans, bands, name=f"Values with the least headroom in {to.spelling}")
-    note = "The tightest values; the ranges file has all." if len(seen) > _LISTED else ""
-    cells = (_cells(name, fit, to) for name, fit in islice(tight.items(), _LISTED))
+    note = "Only the tightest values are shown; the ranges file has all of them." if len(seen) > _MAX_LISTED else ""
+    cells = (_cells(name, fit, to) for name, fit in islice(tight.items(), _MAX_LISTED))
     drawing = element("div", *([chart] if len(seen) > 1 else []), numbers_table(_HEAD, cells, right=7, note=note))
     return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing)
 
@@ -280,11 +281,11 @@ def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, omitted: int) ->
         return f"No value other than zero was seen ({short(data)})."
     beyond = sum(_kind(fit) == "high" for fit in tight.values())
     name, first = next(iter(tight.items()))
-    words = [f"Magnitudes of {count(len(tight), 'value')} on {short(data)}, against the range of {to.spelling}."]
-    words += [f"{count(beyond, 'value does', 'values do')} not fit."] if beyond else []
-    words.append(f"The tightest is {short(name)}: {_ends(first)}, {_margin(first, to)}.")
-    words += [f"{count(omitted, 'value is', 'values are')} zero or not seen, and omitted."] if omitted else []
-    return " ".join(words)
+    facts = [f"Magnitudes of {count(len(tight), 'value')} on {short(data)}, against the range of {to.spelling}."]
+    facts += [f"{count(beyond, 'value does', 'values do')} not fit."] if beyond else []
+    facts.append(f"The tightest is {short(name)}: {_ends(first)}, {_margin(first, to)}.")
+    facts += [f"{count(omitted, 'value is zero or was', 'values are zero or were')} not seen."] if omitted else []
+    return " ".join(facts)
 
 
 def _percent(part: int, whole: int) -> str:

@@ -13,9 +13,9 @@ from xml.etree.ElementTree import Element, tostring
 
 from amp_rewrite.reports.render import cut, plain
 
-_SHORT = 24
+_MAX_SHORT = 24
 """Maximum length of a cell kept on one line."""
-_CELL, _REMARK = 160, 400
+_MAX_CELL, _MAX_REMARK = 160, 400
 """Maximum lengths of a table cell and of a remark."""
 
 
@@ -37,28 +37,28 @@ def table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int =
     first = len(head) - right
     top = element("tr", *(element("th", name, scope="col", **_side(i, first)) for i, name in enumerate(head)))
     numbered = (enumerate(cell for _, cell in zip(head, record, strict=True)) for record in records)
-    shown = ((element("td", cut(plain(c), _CELL), **_side(i, first, c)) for i, c in row) for row in numbered)
+    shown = ((element("td", cut(plain(c), _MAX_CELL), **_side(i, first, c)) for i, c in row) for row in numbered)
     body = [element("tr", *cells) for cells in shown]
     drawn = element("table", element("thead", top), element("tbody", *body), class_="table")
     return element("div", drawn, class_="scroll", tabindex=0)
 
 
 def remarks(notes: Iterable[str]) -> list[Element]:
-    """Return the caveats of a result as an HTML list; no element if there are none."""
-    items = [element("li", cut(plain(note), _REMARK)) for note in notes]
+    """Return the caveats of a result as an HTML list, or nothing if there are none."""
+    items = [element("li", cut(plain(note), _MAX_REMARK)) for note in notes]
     return [element("ul", *items, class_="remarks")] if items else []
 
 
 def _side(column: int, first: int, cell: str = "") -> dict[str, str]:
     if column >= first:
         return {"class_": "number"}
-    return {"class_": "short"} if len(cell) <= _SHORT else {}
+    return {"class_": "short"} if len(cell) <= _MAX_SHORT else {}
 
 
 # -- elements ---------------------------------------------------------------------------------------------------
 
 
-_NAME = 160
+_MAX_NAME = 160
 """Maximum length of a name in a sentence."""
 
 
@@ -80,7 +80,7 @@ def element(tag: str, *children: Element | str, **attributes: str | float) -> El
 
 def short(text: str) -> str:
     """Escape an untrusted text, such as a name, and shorten it for a sentence."""
-    return cut(plain(text), _NAME)
+    return cut(plain(text), _MAX_NAME)
 
 
 def html_of(tree: Element) -> str:

@@ -18,7 +18,7 @@ from amp_rewrite.reports.summary import low_types, needs_action, next_command
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
 
-_SUBJECTS = 20
+_MAX_SHOWN = 20
 """Maximum number of subjects on a card of findings."""
 _VERDICTS = {
     "none": "not checked on data",
@@ -42,7 +42,10 @@ def report_figures(report: ReportData, view: View | None = None, command: str | 
 
 
 def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
-    """Return the verdict, next step, counts and findings of a report. `shapes`: those behind its FLOPs, in words."""
+    """Return the verdict, next step, counts and findings of a report.
+
+    `shapes`: a description of the input shapes assumed for its FLOPs.
+    """
     groups = by_kind(report.findings)
     urgent = [kind for kind, group in groups.items() if any(map(needs_action, group))]
     quiet = [kind for kind in groups if kind not in urgent]
@@ -116,8 +119,8 @@ def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
         *(element("p", element("i", f"{name}: "), text) for name, text in (("It means", means), ("To do", do)) if text),
     ]
     if len(facts) > 1:
-        shown = [element("li", *fact) for fact in facts[1:_SUBJECTS]]
-        shown += [element("li", f"and {len(facts) - _SUBJECTS} more in the report")] if len(facts) > _SUBJECTS else []
+        shown = [element("li", *fact) for fact in facts[1:_MAX_SHOWN]]
+        shown += [element("li", f"and {len(facts) - _MAX_SHOWN} more in the report")] if len(facts) > _MAX_SHOWN else []
         more = element("summary", f"{len(facts) - 1} more of this kind")
         parts.append(element("details", more, element("ul", *shown)))
     return element("article", *parts, class_=f"card finding {class_}")
@@ -126,8 +129,8 @@ def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
 # -- differences ------------------------------------------------------------------------------------------------
 
 
-_ROWS, _OPEN = 500, 50
-"""Maximum numbers of changes in the table, and in a table that starts expanded."""
+_MAX_ROWS, _MAX_OPEN_ROWS = 500, 50
+"""Maximum number of changes in the table, and in a table that starts expanded."""
 
 
 def changes_figure(
@@ -142,17 +145,17 @@ def changes_figure(
         summary: the changes in one line.
         changes: kind, op, its type, its element types and the reason of each.
         settings: name, value in A and value in B.
-        vertices: the vertex of each change in the graph; None for one not drawn.
+        vertices: the vertex of each change in the graph; None for an undrawn change.
     """
     rows = list(changes)
-    each = table(("change", "op", "type", "dtype", "why"), rows[:_ROWS])
+    each = table(("change", "op", "type", "dtype", "why"), rows[:_MAX_ROWS])
     for row, vertex in zip(each.iterfind("table/tbody/tr"), vertices, strict=False):
         if vertex is not None:
             row[1].set("data-vertex", str(vertex))  # the script turns the name into a link
-    opened = {"open": ""} if len(rows) <= _OPEN else {}
+    opened = {"open": ""} if len(rows) <= _MAX_OPEN_ROWS else {}
     parts = [element("details", element("summary", "Each op"), each, **opened)] if rows else []
     parts += [element("h3", "Settings", class_="part"), table(("setting", "A", "B"), settings)] if settings else []
-    lead = f"{summary}." if len(rows) <= _ROWS else f"{summary}. The table lists the first {_ROWS}."
+    lead = f"{summary}." if len(rows) <= _MAX_ROWS else f"{summary}. The table lists the first {_MAX_ROWS}."
     return Figure("changes", "Differences", lead, element("div", *parts))
 
 
@@ -163,7 +166,7 @@ def marked_graph(
     """Return the graph of the newer model with its changes; see `graph`."""
     lead = (
         f"{short(report.model.name)} from input to output; scopes are expanded where ops changed. Removed ops"
-        " are only in the table. Select an op to see what changed and why."
+        " appear only in the table. Select an op to see what changed and why."
     )
     figure = graph(report, view, changes, frozenset(added))
     return Figure(figure.name, "Graph with the changes", lead, figure.drawing, figure.data)

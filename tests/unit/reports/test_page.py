@@ -21,7 +21,7 @@ from amp_rewrite.files.casting import Fit
 from amp_rewrite.ir.op_classes import ELEMENTLESS
 from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
-from amp_rewrite.reports.page.graph import LIMIT, graph, layers_of, module_of, paths_of, tree_of
+from amp_rewrite.reports.page.graph import MAX_PARTS, graph, layers_of, module_of, paths_of, tree_of
 from amp_rewrite.reports.page.measured_figures import Axis, Band, Bar, bars, number_text, outputs_figure, ranges_figure
 from amp_rewrite.reports.page.page import Figure, html_of, numbers_table, page_of
 from amp_rewrite.reports.page.report_figures import report_figures
@@ -70,7 +70,7 @@ def test_scopes_follow_names_bodies_and_inputs_and_merge_or_split() -> None:
     assert lean.home == [1, 1, 0]
 
     flat = tree_of([()] * 20_000, range(20_000))
-    assert max(len(parts) for parts in flat.parts(range(20_000)).values()) <= LIMIT
+    assert max(len(parts) for parts in flat.parts(range(20_000)).values()) <= MAX_PARTS
     assert all(parent < scope for scope, parent in enumerate(flat.parents))
 
 
@@ -163,10 +163,10 @@ def test_groups_are_named_after_modules_or_their_first_and_last_op() -> None:
     report, view = report_and_view(model)
     names = graph(report, view).data["scopes"]["name"]  # type: ignore[index]
     assert names[1].startswith("part")
-    rows = [Row(f"Conv_{i}", "Conv", "float32", reads=(i - 1,)) for i in range(2 * LIMIT)]
+    rows = [Row(f"Conv_{i}", "Conv", "float32", reads=(i - 1,)) for i in range(2 * MAX_PARTS)]
     data = graph(report_of_rows(*rows)).data
     names = data["scopes"]["name"][1:]  # type: ignore[index]
-    assert len(names) > 1 and names[0].startswith("Conv_0 to Conv_") and names[-1].endswith(f"to Conv_{2 * LIMIT - 1}")
+    assert names[1:] and names[0].startswith("Conv_0 to Conv_") and names[-1].endswith(f"to Conv_{2 * MAX_PARTS - 1}")
     assert not any("#" in name for name in names)
 
 

@@ -9,7 +9,7 @@ class Details {
   say(text) { this.view.board.status.textContent = text; }
   clear() {
     const keys = `arrows move, Enter opens, Escape closes, / searches, c goes to the next Cast${this.view.M.changes.size ? ", n to the next change" : ""}, + − 0 zoom`;
-    this.box.replaceChildren(make("p", { class: "hint" }, `Select an op to see why it has its type. Keys: ${keys}. Drag to move; zoom with Ctrl and the wheel.`));
+    this.box.replaceChildren(make("p", { class: "hint" }, `Select an op to see why it has its type. Keys: ${keys}. Drag to move; zoom with Ctrl and the mouse wheel.`));
     const wasOpen = this.view.chosen !== null;
     this.view.chosen = null;
     this.view.mark();
@@ -30,11 +30,11 @@ class Details {
     const item = make("li", {}, make("b", {}, word("op")), " ", this.link(v), ` is ${word("dtype")}`);
     if (word("variables")) item.append(` (${word("variables")})`);
     if (!rule) {
-      item.append(LOW_TYPE.test(word("dtype")) ? " in the model" : HIGH_TYPE.test(word("dtype")) ? " in the model; not decided" : ": it does not compute in floating point");
+      item.append(LOW_TYPE.test(word("dtype")) ? " in the model" : HIGH_TYPE.test(word("dtype")) ? " in the model; not yet decided" : ": it does not compute in floating point");
       return item;
     }
     item.append(": ", make("code", {}, rule), make("br"), M.rules[rule].words + (note ? `: ${note}` : ""));
-    if (M.rules[rule].page) item.append(make("br"), make("code", {}, `amp-rewrite explain ${rule}`), " has more");
+    if (M.rules[rule].page) item.append(make("br"), "more: ", make("code", {}, `amp-rewrite explain ${rule}`));
     if (entry) item.append(make("br"), make("span", { class: "entry" }, entry));
     return item;
   }

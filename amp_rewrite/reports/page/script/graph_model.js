@@ -41,7 +41,7 @@ class GraphModel {
   orderOf(p) { return p < this.number ? this.ops.place[2 * p + 1] : this.scopes.place[2 * (p - this.number) + 1]; }
   scopeOf(p) { return p < this.number ? this.ops.scope[p] : this.scopes.parent[p - this.number]; }
   isOpen(p) { return p >= this.number && this.open.has(p - this.number); }
-  /** Return a part and the scopes around it, the innermost first. */
+  /** Return a part and its enclosing scopes, the innermost first. */
   chain(p) { const all = [p]; for (let s = this.scopeOf(p); s >= 0; s = this.scopes.parent[s]) all.push(this.number + s); return all; }
 
   // -- words ---------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class GraphModel {
     const rule = this.word("rule", p), changes = (this.changes.get(p) || []).map((c) => this.changeWords(c));
     return [`${this.label(p)} ${this.nameOf(p)}`, this.word("dtype", p), rule, ...changes].filter(Boolean).join(", ");
   }
-  /** Return a change in words: "lowered: float32 → float16 (T)". */
+  /** Describe a change: "lowered: float32 → float16 (T)". */
   changeWords(c) {
     const { kind, of, before, after } = this.G.changes, word = (column) => this.words[column[c]];
     const types = [word(before), word(after)].filter(Boolean).join(" → ");
@@ -77,7 +77,7 @@ class GraphModel {
     const first = this.changes.get(v);
     return first ? CHANGES.findIndex(([kind]) => kind === this.words[this.G.changes.kind[first[0]]]) : CHANGES.length;
   }
-  /** Return the coloring by change or by type: the class of a vertex, and the names and colors of classes. */
+  /** Return the coloring by change or by type: the class of each vertex, and the names and colors of the classes. */
   coloring() {
     const { G, ops, words } = this;
     if (G.changes) return {

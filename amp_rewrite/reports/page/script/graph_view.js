@@ -1,5 +1,5 @@
 /** The interactive drawing of a graph, with panning, zooming and keyboard control.
- * `board` has the search, and steps through Casts and changes. */
+ * `board` provides the search, and steps through Casts and changes. */
 class GraphView {
   constructor(G, board) {
     this.M = new GraphModel(G);
