@@ -1,7 +1,7 @@
 """The command line of NVIDIA ModelOpt AutoCast: `python -m amp_rewrite.compat.autocast --onnx_path …`.
 
-Options are translated to those of `amp-rewrite convert`, whose report and exit codes apply. Options without effect are
-reported on stderr.
+Options are translated into those of `amp-rewrite convert`, whose report and exit codes apply. Options without effect
+are reported on stderr.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ def parser() -> argparse.ArgumentParser:
     return command
 
 
-def translated(given: argparse.Namespace) -> list[str]:
+def translated(args: argparse.Namespace) -> list[str]:
     """Return the arguments of `amp-rewrite` for parsed options."""
-    to = _TYPES[given.low_precision_type]
-    source = Path(given.onnx_path)
-    out = given.output_path or source.with_name(f"{source.stem}.{given.low_precision_type}.onnx")
-    io = "keep" if given.keep_io_types else "low"
+    to = _TYPES[args.low_precision_type]
+    source = Path(args.onnx_path)
+    out = args.output_path or source.with_name(f"{source.stem}.{args.low_precision_type}.onnx")
+    io = "keep" if args.keep_io_types else "low"
     words = ["convert", "--to", to.spelling, "--io", io, "--fuse", "basic", "--overwrite"]
     for option, names, types in (
-        ("--keep", given.nodes_to_exclude, given.op_types_to_exclude),
-        ("--lower", given.nodes_to_include, given.op_types_to_include),
+        ("--keep", args.nodes_to_exclude, args.op_types_to_exclude),
+        ("--lower", args.nodes_to_include, args.op_types_to_include),
     ):
         for pattern in (*map(_anchored, names), *(p for kind in types for p in op_patterns(kind))):
             words += [option, pattern]
-    if given.calibration_data is not None:
-        words += ["--data", given.calibration_data]
-        if given.data_max is not None:
-            headroom = to.max / given.data_max if given.data_max > 0 else given.data_max
+    if args.calibration_data is not None:
+        words += ["--data", args.calibration_data]
+        if args.data_max is not None:
+            headroom = to.max / args.data_max if args.data_max > 0 else args.data_max
             words += ["--set", f"headroom={headroom!r}"]
-    if given.opset is not None:
-        words += ["--opset", str(given.opset)]
-    words += ["--quiet"] if given.log_level in _QUIET else ["--verbose"] if given.log_level == "DEBUG" else []
-    return [*words, "-o", str(out), "--", given.onnx_path]
+    if args.opset is not None:
+        words += ["--opset", str(args.opset)]
+    words += ["--quiet"] if args.log_level in _QUIET else ["--verbose"] if args.log_level == "DEBUG" else []
+    return [*words, "-o", str(out), "--", args.onnx_path]
 
 
 def _anchored(expression: str) -> str:
@@ -85,18 +85,18 @@ def _anchored(expression: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command and exit like `amp-rewrite convert`: with 0, 1 for a finding, or 2 for wrong usage."""
-    given = parser().parse_args(words)
-    quiet = given.log_level in _QUIET[1:]
-    without_data = ("data_max",) if given.calibration_data is None else ()
+    args = parser().parse_args(words)
+    quiet = args.log_level in _QUIET[1:]
+    without_data = ("data_max",) if args.calibration_data is None else ()
     for name in (*without_data, *_UNUSED, *_UNUSED_LISTS):
-        if getattr(given, name) not in (None, ["cpu"]):
-            told = f"warning: --{name} has no effect; docs/how-to/migrating.md says what happens instead"
-            terminal.talk(told, quiet=quiet)
+        if getattr(args, name) not in (None, ["cpu"]):
+            warning = f"warning: --{name} has no effect; docs/how-to/migrating.md describes the alternatives"
+            terminal.talk(warning, quiet=quiet)
     with allow_unmatched() as unmatched:
         try:
-            program.main(translated(given), prog_name="amp-rewrite")
+            program.main(translated(args), prog_name="amp-rewrite")
         finally:
-            for name in (*given.nodes_to_exclude, *given.nodes_to_include):
+            for name in (*args.nodes_to_exclude, *args.nodes_to_include):
                 if _anchored(name) in unmatched:
                     terminal.talk(f"warning: no node matches {name!r}, so it has no effect", quiet=quiet)
 

@@ -24,7 +24,7 @@ def without_effect(**given: object) -> None:
     """Warn about each argument without effect, unless it is None or False."""
     for name, value in given.items():
         if value is not None and value is not False:
-            text = f"{name}={value!r} has no effect; docs/how-to/migrating.md says what happens instead"
+            text = f"{name}={value!r} has no effect; docs/how-to/migrating.md describes the alternatives"
             warnings.warn(text, UserWarning, stacklevel=3)  # the caller's line
 
 
@@ -60,18 +60,18 @@ def convert_float_to_float16(
 ) -> ModelProto:
     """Convert a model to float16, with the arguments of the same function in onnxconverter-common and onnxruntime.
 
-    The conversion is that of `amp_rewrite.convert`: op lists, safety rules and minimum cut decide, and the arguments
-    add to them. UserWarning for an argument without effect.
+    The conversion is the same as in `amp_rewrite.convert`: op lists, safety rules and a minimum cut decide, and the
+    arguments add to them. UserWarning for an argument without effect.
 
     Args:
         model: a ModelProto, a path, or anything else that `convert` accepts; it is never changed.
         min_positive_val: no effect; constants are rounded, not raised.
         max_finite_val: no effect; constants are not clamped.
-        keep_io_types: True keeps float32 inputs and outputs; a list keeps those named; False makes all of them float16.
+        keep_io_types: True keeps float32 inputs and outputs; a list keeps only those in it; False makes all float16.
         disable_shape_infer: accepted; ONNX's shape inference never runs, since types come from the schemas.
-        op_block_list: op types, in any domain, that stay float32 in addition to those of the shipped lists.
+        op_block_list: op types, in any domain, that stay float32 in addition to those on the shipped lists.
         node_block_list: names of nodes that stay float32; UserWarning for a name that is not in the model.
-        check_fp16_ready: True refuses a model that already contains float16; otherwise its float32 part is converted.
+        check_fp16_ready: True rejects a model that already contains float16; otherwise its float32 part is converted.
         force_fp16_initializers: no effect; a weight has the type of its readers.
         force_fp16_inputs: no effect; schema and kernels decide.
         use_bfloat16_as_blocked_nodes_dtype: no effect; blocked ops stay float32.
@@ -97,7 +97,7 @@ def convert_float_to_float16(
     )
     if check_fp16_ready and (low := low_types(Model.load(model))):
         raise PolicyError(
-            f"the model already contains {', '.join(low)}, which check_fp16_ready=True refuses; leave it out to convert"
+            f"the model already contains {', '.join(low)}, which check_fp16_ready=True rejects; leave it out to convert"
             " the float32 part"
         )
     nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in as_names(node_block_list) if name}
@@ -117,10 +117,10 @@ def convert_float_to_float16_model_path(
     max_finite_val: float | None = None,
     keep_io_types: bool = False,
 ) -> ModelProto:
-    """Convert a file like onnxconverter-common's function of this name; see `convert_float_to_float16`.
+    """Convert a file as onnxconverter-common's function of this name does; see `convert_float_to_float16`.
 
     Args:
-        model_path: the file, with any external data beside it.
+        model_path: the file, with any external data in the same folder.
         min_positive_val: no effect, with a UserWarning.
         max_finite_val: no effect, with a UserWarning.
         keep_io_types: see `convert_float_to_float16`.

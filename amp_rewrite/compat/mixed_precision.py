@@ -37,7 +37,7 @@ def auto_convert_mixed_precision(
 ) -> ModelProto:
     """Convert a model to float16, with as few ops in float32 as its outputs on one batch need.
 
-    The arguments are those of onnxconverter-common's function of this name. With tolerances only, it is
+    The arguments are those of onnxconverter-common's function of this name. With only tolerances, it calls
     `amp_rewrite.repair`, which also accepts many batches and returns a report and a verdict. Trials run on the CPU with
     float16's rounding; values whose range exceeds float16 stay float32 in any case.
 
@@ -55,7 +55,7 @@ def auto_convert_mixed_precision(
 
     Raises:
         TypeError: an argument is unknown.
-        ValueError: neither `validate_fn` nor a tolerance is given, `validate_fn` refuses the float32 model's own
+        ValueError: neither `validate_fn` nor a tolerance is given, `validate_fn` rejects the float32 model's own
             outputs, or no choice of ops is close enough.
         AmpRewriteError: `convert` or `calibrate` raises it.
 
@@ -66,7 +66,7 @@ def auto_convert_mixed_precision(
         >>> half = auto_convert_mixed_precision("model.onnx", batch, rtol=1e-2, atol=1e-3, keep_io_types=True)
     """
     if validate_fn is None and rtol is None and atol is None:
-        raise ValueError("no criterion for the outputs is given; give validate_fn, rtol or atol")
+        raise ValueError("there is no criterion for the outputs; pass validate_fn, rtol or atol")
     bounds = {"rtol": 1e-5 if rtol is None else rtol, "atol": 1e-8 if atol is None else atol}
     bounded = rtol is not None or atol is not None
 
@@ -94,16 +94,16 @@ def auto_convert_mixed_precision_model_path(
 ) -> None:
     """Convert a file with as few ops in float32 as its outputs on one batch need, as onnxconverter-common does.
 
-    Models may have any size: weights are streamed to a file beside the result. Nothing is written before the search has
-    ended, and no other file is left in the folder.
+    Models may have any size: weights are streamed to a separate file next to the result. Nothing is written before the
+    search has ended, and no other file is left in the folder.
 
     Args:
-        source_model_path: the file, with any external data beside it.
+        source_model_path: the file, with any external data in the same folder.
         input_feed: one batch, arrays by input name.
         target_model_path: the file to write, replaced if it exists; its folder is created.
         provider: no effect; trials run on the CPU with float16's rounding. UserWarning for another provider.
-        location: the name of the weight file beside it; "fp16_tensor.data" by default.
-        customized_validate_func: like `validate_fn` of `auto_convert_mixed_precision`; tolerances are ignored then.
+        location: the name of the weight file in the same folder; "fp16_tensor.data" by default.
+        customized_validate_func: like `validate_fn` of `auto_convert_mixed_precision`; it replaces the tolerances.
         rtol: bound |a - b| <= atol + rtol |a| on every element; 1e-3 by default.
         atol: see `rtol`; 1e-5 by default.
         keep_io_types: True keeps float32 inputs and outputs, False makes them float16.
@@ -111,7 +111,7 @@ def auto_convert_mixed_precision_model_path(
 
     Raises:
         TypeError: an argument is unknown.
-        ValueError: no choice of ops is close enough, or `customized_validate_func` refuses the float32 model's own
+        ValueError: no choice of ops is close enough, or `customized_validate_func` rejects the float32 model's own
             outputs.
         AmpRewriteError: `convert`, `calibrate` or `save` raises it.
 

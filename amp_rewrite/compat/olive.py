@@ -59,7 +59,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
     @classmethod
     def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
-        """Return True if the options can be combined; a search skips combinations that cannot."""
+        """Return True if the options can be combined; a search skips other combinations."""
         options = _options(config)
         try:
             Request.of(**{name: value for name, value in options.items() if name in KEYWORDS})
@@ -67,7 +67,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
             logger.error("AmpRewrite: %s", error)
             return False
         if "tolerance" in options and "data" not in options:
-            logger.error("AmpRewrite: a tolerance needs data to measure errors on; set data as well")
+            logger.error("AmpRewrite: a tolerance requires data to measure errors on; also set data")
             return False
         return True
 
@@ -98,7 +98,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 def _parameter(option: Option) -> PassConfigParam:
     return PassConfigParam(
         type_=Union[int, str] if option.name in ("opset", "shift") else _TYPES[option.kind],  # noqa: UP007
-        default_value=None if option.environment else option.default or None,  # None: the variable decides
+        default_value=None if option.environment else option.default or None,  # None: the environment variable is used
         description=option.doc.replace("`", ""),
         search_defaults=_SEARCH_DEFAULTS.get(option.name),
         category=_CATEGORIES.get(option.name, ParamCategory.NONE),

@@ -23,8 +23,8 @@ from amp_rewrite.settings.request import Request
 class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no types here
     """A pass for `onnx_ir.passes.Sequential`. It returns a new model and does not change its input.
 
-    Weights stay lazy: converted weights are read and cast when the model is saved, the others are the tensors of the
-    given model. The metadata of the proto is kept, the `meta` of onnx_ir is not.
+    Weights stay lazy: converted weights are read and cast when the model is saved, and the others are the tensors
+    of the original model. The metadata of the proto is kept, but not the `meta` of onnx_ir.
 
     Attributes:
         report: the report on the last model; None before the first.
@@ -53,7 +53,7 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
         self.report: Report | None = None
 
     def call(self, model: onnx_ir.Model) -> PassResult:
-        """Return the converted model, and True if it differs from the given one."""
+        """Return the converted model, and True if it differs from the original."""
         source = Model.load(model)
         converted = convert(source, **self._options)
         self.report = converted.report
@@ -74,7 +74,7 @@ def convert_program(program: Any, **options: Unpack[Options]) -> Report:
         The report: the type of each op, with the reason.
 
     Raises:
-        PolicyError: the argument is not such a program, or an option has an unknown value.
+        PolicyError: the argument is not an ONNXProgram, or an option has an unknown value.
         AmpRewriteError: `amp_rewrite.convert` raises it.
 
     Example:
@@ -86,7 +86,7 @@ def convert_program(program: Any, **options: Unpack[Options]) -> Report:
     """
     if not isinstance(getattr(program, "model", None), onnx_ir.Model):
         raise PolicyError(
-            f"{type(program).__qualname__} is not an ONNXProgram with a model of onnx_ir, so it cannot be converted in"
+            f"{type(program).__qualname__} is not an ONNXProgram with an onnx_ir.Model, so it cannot be converted in"
             " place; export with torch.onnx.export(…, dynamo=True), or use amp_rewrite.convert"
         )
     conversion = MixedPrecision(**options)

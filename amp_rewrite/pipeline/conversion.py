@@ -1,6 +1,6 @@
 """One conversion: draft, paint, plan, apply, report.
 
-The draft is the part that does not depend on data; painting it again with other pins is cheap.
+The draft does not depend on data, and it is cheap to paint it again with other pins.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Draft:
     """A model in standard form with its needs, and the patterns of its request resolved to ops.
 
     `source`: the caller's model. `base`: the result if nothing is lowered. `view`: the model to paint; `changes`:
-    findings about how it differs from `source`. `rescale`: quantizers get scales of the low type. `notes`: findings
+    findings about its differences from `source`. `rescale`: quantizers get scales of the low type. `notes`: findings
     that also apply if nothing is lowered. `widened`: low values of the model have become float32. `shifts`: regions of
-    overflowing values, and what became of them. `pins`: ops kept in float32 because of data; `evidence`: that data.
+    overflowing values, and their fate. `pins`: ops kept in float32 because of data; `evidence`: a summary of it.
     """
 
     request: Request
@@ -110,7 +110,7 @@ class Draft:
         drawback = _drawback_of_opset(draft, kept)
         if drawback is None:
             return draft
-        note = f"opset {indexed.opset} stays: at opset {draft.view.opset} {drawback}"
+        note = f"the model stays at opset {indexed.opset}: at opset {draft.view.opset} {drawback}"
         findings = (Finding("opset", "ai.onnx", note),) if drawback else ()
         return replace(kept, request=request, notes=(*kept.notes, *findings))
 
@@ -149,14 +149,14 @@ class Draft:
         )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
-        """Return the coloring, with pins from a search in addition to those of data and safety rules. O(nodes + uses).
+        """Return the coloring, with pins from a search beyond those from data and safety rules. O(nodes + uses).
 
-        Pins from data or a search pin the whole cluster of their op.
+        Pins from data or a search apply to the whole cluster of their op.
         """
         return self._painted(pins) if pins else self._unpinned
 
     def is_loadable(self) -> bool:
-        """True if every op with only low kernels is low, so the model can be opened."""
+        """True if every op with only low kernels is low, so the model can be loaded."""
         return not self.view.of_kinds(LOW_ONLY) or self.paint().is_loadable(self.view)
 
     @cached_property
@@ -198,7 +198,7 @@ def _drawback_of_opset(moved: Draft, kept: Draft) -> str | None:
         return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
     more_ops, more_low = after.ops - before.ops, max(after.low - before.low, 0)
     if more_ops > more_low:
-        return f"it would have {count(more_ops, 'more op')}, and {more_low} more in the low type"
+        return f"it would have {count(more_ops, 'more op')}, but only {more_low} more in the low type"
     return None
 
 
@@ -241,7 +241,7 @@ class Converted(Result):
         name: the file name of the model, if it has one.
         findings: observations about the result.
         evidence: the check of the conversion on data; None without one.
-        shifts: regions of values that are computed times a power of two.
+        shifts: regions of values that are scaled by a power of two.
         config: settings from a file, and the name of the file.
     """
 
@@ -326,11 +326,11 @@ def finish(
     draft: Draft,
     coloring: Coloring,
     findings: Sequence[Finding] = (),
-    words: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Converted:
-    """Apply and check a painted draft. If nothing is to be changed, the result is the source itself.
+    """Apply and check a painted draft. If nothing changes, the result is the source itself.
 
-    `words`: additional settings for the metadata entry.
+    `settings`: additional settings for the metadata entry.
     """
     view, target, to = draft.view, draft.request.target, draft.request.to
     plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
@@ -355,10 +355,10 @@ def finish(
     else:
         oldest = oldest_onnxruntime(view, target, to)
         needs = () if oldest is None else (needs_release(view, oldest, to),)
-        words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
-        result = _with_metadata(apply(view, plan), draft.request, words)
+        settings = settings if oldest is None else (*settings, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
+        result = _with_metadata(apply(view, plan), draft.request, settings)
         check_findings = check(view.model, view, plan, result)
-        better = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # these also name the harm
+        better = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # these also describe the harm
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in better))
         findings = (*draft.changes, *needs, *draft.needs.findings, *check_findings, *findings)
     findings = (*findings, *mostly_float32(view, coloring, draft.request))
@@ -381,8 +381,8 @@ def _parted_findings(view: View, plan: Plan) -> Iterator[Finding]:
         yield Finding(
             "parted",
             view.ops[min(plan.parted)].name,
-            f"{number} in two Reshapes, which move nothing: onnxruntime from 1.20 on swaps such a Transpose with"
-            " the Cast before a product, and crashes",
+            f"{number} in two Reshapes, which move no data: otherwise onnxruntime 1.20 and later would swap the"
+            " Transpose with the Cast before a product, and crash",
         )
 
 

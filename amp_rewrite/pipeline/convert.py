@@ -50,9 +50,9 @@ def convert(
         ranges: the result of `calibrate`, or its file.
         headroom: a safety factor: measured values times this must be in the range of `to`.
         folder: the folder of a ModelProto's external data.
-        check: True to run, without data or ranges, one random batch in float32 and in half, and to keep ops float32 if
-            it shows that the result is wrong. A mapping contains keywords of `Feed.randomly`; a Feed is the batch
-            itself. The report contains the outcome.
+        check: True to run one random batch in float32 and in half precision, unless data or ranges are given, and to
+            keep ops in float32 if the results are wrong. A mapping contains keywords of `Feed.randomly`; a Feed is the
+            batch itself. The report contains the outcome.
         progress: called as `progress(stage, done, total)`.
         **options: see docs/reference/options.md.
 
@@ -73,7 +73,7 @@ def convert(
         >>> converted.save("model_float16.onnx")
     """
     if data is not None and ranges is not None:
-        raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")
+        raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both provide ranges; leave one out")
     request = Request.of(progress=progress, **options)
     source = Model.load(model, folder=folder)
     if check and data is None and ranges is None:
@@ -96,7 +96,7 @@ def _converted(
     if data is None and ranges is None:
         if isinstance(request.shift, int):
             shifts = spelled("shift", request.shift)
-            raise PolicyError(f"{shifts} needs to know which values exceed float16; give data or ranges")
+            raise PolicyError(f"{shifts} needs to know which values exceed float16; pass data or ranges")
         return draft, finish(draft, draft.paint())  # plan_casts, apply
     from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most conversions have no data
 
@@ -108,7 +108,7 @@ def _converted(
 
 @takes(KEYWORDS)
 def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
-    """Return the reasons for the types of ops in a conversion, as chains leading back to the op that decided.
+    """Return the reasons for the types of ops in a conversion, as chains back to the deciding op.
 
     Args:
         model: the result of `convert` or `repair`, a report or its file; or a model to convert.

@@ -34,21 +34,21 @@ from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
 _MIN_SHARE = 0.25
-"""The smallest share of low operations for which a conversion pays off."""
+"""Minimum share of low operations for a conversion to pay off."""
 _MAX_RULES = 2
-"""The most rules in one message."""
+"""Maximum number of rules in one message."""
 _REMEDIES = {
     reasons.CHECK: "--data FILE --tolerance X may keep fewer",
     reasons.KEEP: "keep fewer ops",
     reasons.LONG_SUM: "--lower 'op=MatMul' lowers them anyway, with the error of longer sums",
-    reasons.OVERFLOW: "--to bfloat16 holds larger values",
+    reasons.OVERFLOW: "--to bfloat16 represents larger values",
     reasons.REPAIR: "a looser tolerance keeps fewer ops in float32",
     reasons.UNSEEN: "use data that reaches them",
 }
 
 
 def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:
-    """Yield findings if compute ops are in float64, or less than a quarter of their operations is low. O(nodes).
+    """Yield findings if compute ops are in float64, or fewer than a quarter of their operations are low. O(nodes).
 
     No list lowers float64. Operations are not counted if over three quarters of the compute ops are low.
     """
@@ -101,11 +101,11 @@ def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> 
     ways = [f"{word} the model moves to opset {opset}"] if moves else []
     ways += [f"--target {target.word}"] if target.release and serves(view, target.family, to) else []
     ways += [f"--to {other.spelling}"] if serves(view, target, other) else []
-    return f"more kernels: {'; '.join(ways)}" if ways else "no opset and no release of the target has more kernels"
+    return f"more kernels: {'; '.join(ways)}" if ways else "no other opset or release of the target has more kernels"
 
 
 def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
-    """Return findings about op types staying float32 because of the opset, missing kernels or an unknown type."""
+    """Return findings about ops kept in float32 by the opset, missing kernels or an unknown type."""
     notes: dict[tuple[str, str], str] = {}
     for op in view.ops:
         paint = coloring.of(op.id) if op.signature is not None else None
@@ -115,7 +115,7 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
 
 
 def cuda_findings(view: View, dtype_of: DtypeOf, target: Target, *, permitted: bool = False) -> tuple[Finding, ...]:
-    """Return findings about the CUDA options of a convolutional model: those for a faster session, or their cost."""
+    """Return findings about the CUDA options of a convolutional model: options for a faster session, or their cost."""
     on_cuda = target.family == Target.ORT_CUDA
     options = cuda_options_of(view, dtype_of, permitted=permitted) if on_cuda else CudaOptions()
     lines = {"channels_last": options.line, "tf32": options.cost.replace("; ", " · ", 1)}
@@ -159,20 +159,20 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> Itera
     for op in _unknown(view):
         yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: assumed to be a TensorRT plugin")
     if target.opset is not None and opset > target.opset:
-        note = f"{target.value} opens models up to opset {target.opset}, but this one has {opset}"
-        remedy = " · the target refuses the model · name a newer release of the target" if tried else ""
+        note = f"{target.value} loads models up to opset {target.opset}, but this one has {opset}"
+        remedy = " · the target rejects the model · name a newer release of the target" if tried else ""
         yield Finding("target_limits", "opset", note + remedy)
     if kernels is None:
         return
     if kernels.ir is not None and ir > kernels.ir:
-        yield Finding("target_limits", "IR", f"{kernels.runtime} opens models up to IR version {kernels.ir}, not {ir}")
+        yield Finding("target_limits", "IR", f"{kernels.runtime} loads models up to IR version {kernels.ir}, not {ir}")
     own, newest = kernels.runtime.rpartition(" ")[2], kernels.opset
     if target.release not in ("", own):
         newer = release_number(target.release) > release_number(own)
         since = {op.kind: op.signature.since for op in view.ops if not op.domain and op.signature is not None}
         late = sorted(kind for kind, first in since.items() if newest is not None and newer and first > newest)
-        more = f"; kept in float32, because their opset is newer: {', '.join(late)}" if late else ""
-        note = f"no kernel table for {target.release}: the table for {own} is used{more}"
+        more = f"; these ops stay float32, because their opset is newer: {', '.join(late)}" if late else ""
+        note = f"there is no kernel table for {target.release}: the table for {own} is used{more}"
         yield Finding("kernel_table", target.value, note)
 
 
@@ -182,8 +182,8 @@ def refuse_unknown(view: View, target: Target) -> None:
     if unknown:
         op = unknown[0]
         raise ModelError(
-            f"node {op.name!r}: onnx {onnx.__version__} knows no operator {op.op_type!r} in ai.onnx opset {view.opset};"
-            " upgrade onnx, correct the opset import, or for a TensorRT plugin set the target to tensorrt"
+            f"node {op.name!r}: onnx {onnx.__version__} does not know the operator {op.op_type!r} in ai.onnx opset "
+            f"{view.opset}; upgrade onnx, correct the opset import, or set the target to tensorrt for a TensorRT plugin"
         )
 
 
@@ -194,7 +194,7 @@ def _unknown(view: View) -> Iterator[Op]:
 
 
 def oldest_onnxruntime(view: View, target: Target, to: DType) -> str | None:
-    """Return the oldest release of onnxruntime with correct results; None for a model without its own operators."""
+    """Return the oldest release of onnxruntime with correct results; None for models without its own operators."""
     kernels = target.kernels if target.family == Target.ORT_CUDA else None
     return None if kernels is None else oldest_release(view, kernels, to)
 

@@ -1,6 +1,6 @@
 """The measured ranges of a draft's values, and their consequences: shifts of overflowing regions, and pins of ops.
 
-A shift, which computes a region times 2⁻ᵏ, comes before the guard decides about pins.
+A shift, which scales a region by 2⁻ᵏ, is applied before the guard decides on pins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from amp_rewrite.settings.option import Data
 
 
 def ranges_of(draft: Draft, data: Data | None, ranges: Ranges | str | Path | None) -> Ranges:
-    """Return the given ranges of a draft, perhaps from a file, or measure them on data.
+    """Return the given ranges of a draft, possibly from a file, or measure them on data.
 
     EvidenceError for ranges of another model, PolicyError for ranges for another type.
     """
@@ -74,7 +74,7 @@ def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Draft:
     unfit = misfits(view, coloring, ranges, headroom, draft.needs.saturate)
     pins = {pin.op: pin for pin in pins_by_data(view, unfit) if is_low_op(view, coloring, view.ops[pin.op])}
     batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
-    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
+    doubt = "; random data is not real data: calibrate with your own before you rely on this" if ranges.random else ""
     findings = [Finding("calibrated", ranges.origin, batches + doubt)]
     findings += [Finding(fact.reason, view.value_name(value), fact.note) for value, fact in unfit.items()]
     evidence = Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random)
@@ -86,8 +86,8 @@ def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Draft:
 def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> Draft:
     """Return the draft, shifted as requested, with pins, findings and evidence from ranges.
 
-    `auto` shifts it only if that lowers more products, or lowers as many with the same fused norms and with fewer ops
-    and Casts.
+    `auto` shifts it only if that lowers more products, or lowers the same number with the same fused norms and fewer
+    ops and Casts.
     """
     check_headroom(headroom)
     request = draft.request
@@ -110,7 +110,7 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> Draft:
 
 
 def _fused_norms(view: View, coloring: Coloring) -> int:
-    """Return the number of low norms of a sum: their mean magnifies the rounding of large values."""
+    """Return the number of low fused norms of sums: their mean magnifies the rounding of large values."""
     return sum(view.ops[op].op_type.startswith("Skip") for op in {op for op, _ in coloring.low})
 
 
@@ -118,13 +118,13 @@ def _fused_norms(view: View, coloring: Coloring) -> int:
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
 """Kinds of findings: a shifted region, and an overflowing value that is not shifted."""
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 class ShiftOutcome(NamedTuple):
     """A shifted draft with the ranges of its values, and `plain`, the draft without the shift.
 
-    Without a shift, both are the same. Notes of both name the values that are not shifted.
+    Without a shift, both are the same. The notes of both name the values that are not shifted.
     """
 
     draft: Draft
@@ -158,7 +158,7 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
         return ShiftOutcome(plain, plain, ranges)
     regions = tuple(region_rows(wide.view, shift))
     wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
-    findings = [Finding(SHIFTED, row.value, _words(row)) for row in regions]
+    findings = [Finding(SHIFTED, row.value, _shift_note(row)) for row in regions]
     shifted = wide.with_view(shift.view, shift.results, findings)
     return ShiftOutcome(shifted, plain, _ranges(wide.view, shift, ranges, seen))
 
@@ -199,7 +199,7 @@ def _ranges(before: View, shift: Shift, ranges: Ranges, seen: Mapping[ValueId, R
 
 
 def _scaled(measured: Range, exponent: int) -> Range:
-    """Return the range of a value times 2⁻ᵉ. Counts of small values are estimated as if evenly spread near zero."""
+    """Return the range of a value times 2⁻ᵉ. Counts of small values assume an even spread near zero."""
     absmax, absmin = (math.ldexp(size, -exponent) for size in (measured.absmax, measured.absmin))
     to = DType.FLOAT16
     return replace(
@@ -235,7 +235,7 @@ def region_rows(view: View, shift: Shift) -> Iterator[ShiftRow]:
         )
 
 
-def _words(row: ShiftRow) -> str:
+def _shift_note(row: ShiftRow) -> str:
     after = math.ldexp(row.absmax, -row.exponent)
     rooms = f"headroom {row.headroom:.2g}, then {row.headroom_after:.2g}"
     words = [
@@ -249,5 +249,5 @@ def _words(row: ShiftRow) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    shown = ", ".join(names[:_MAX_SHOWN])
+    return shown + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")

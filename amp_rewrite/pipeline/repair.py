@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
 
 BUDGET = 100
-"""The default limit on the trials of a search. One culprit among n regions takes about 2 log2(n) trials."""
+"""The default maximum number of trials of a search. One culprit among n regions takes about 2 log2(n) trials."""
 _MAX_SHOWN = 3
-"""The most regions in a summary."""
+"""Maximum number of regions in a summary."""
 
 
 @takes(KEYWORDS, CRITERION)
@@ -69,9 +69,9 @@ def repair(
 ) -> Repaired:
     """Convert a model, and pin a few ops to float32 so that its outputs on `data` are close enough to float32.
 
-    Ops whose values overflow with `headroom` are pinned in any case. Then a search pins as few regions (single ops or
-    clusters) as possible; it tries those with the largest local error (`local_errors`) first. Each trial converts the
-    model and verifies the result.
+    Ops whose values overflow with `headroom` are pinned in any case. Then a search pins as few regions (individual ops
+    or clusters) as possible; it tries those with the largest local error (`local_errors`) first. Each trial converts
+    the model and verifies the result.
 
     The reference is the model in float32; for a half-precision model, it is the model widened to float32.
 
@@ -126,7 +126,7 @@ class Repaired(Result):
         converted: the conversion with the pins; if the search failed, with all candidates pinned.
         verdict: the verdict on the result.
         ranges: the ranges on the data.
-        regions: the pinned regions, those with the largest errors first.
+        regions: the pinned regions, in order of decreasing error.
         minimal: True if trials show that the outputs miss the tolerance without any one of the regions.
         candidates: the number of regions that could be pinned.
         budget: the maximum number of trials.
@@ -194,7 +194,7 @@ class Repaired(Result):
         """Return the outcome of the search as text with a final newline.
 
         Args:
-            verbose: True for every pin with its reason and the full verdict, else the first pins and a failed verdict.
+            verbose: True to include every pin and the full verdict, False for the first pins and a failed verdict.
         """
         notes = [f"note: {note}" for note in self.verdict.notes]
         if self.solved and not self.regions and not verbose:  # the evidence in the report is enough
@@ -220,7 +220,7 @@ _UNREACHABLE = (
 
 
 def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
-    """Return the outcome of a search as text: how many of the candidate regions are pinned, and trials."""
+    """Return the outcome of a search as text: the numbers of pinned and candidate regions, and of trials."""
     if not pinned:
         return f"no region pinned to float32; {count(trials, 'trial')}"
     needed = "each is needed" if minimal else "some may not be needed"
@@ -259,8 +259,8 @@ class Region:
 def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
     """Return the regions in the order of the model: the low ops that round, each with its cluster. O(nodes + uses).
 
-    Ops that only move values get their color from their neighbors, and ops that the user lowered stay low. `errors`: by
-    the name of the op.
+    Ops that only move values get their color from their neighbors, and ops that the user lowered stay low. `errors`:
+    the local errors, by the name of the op.
     """
     cluster_of = {op: cluster for cluster in clusters(draft.view) for op in cluster.ops}
     regions: dict[tuple[OpId, ...], Region] = {}
@@ -298,8 +298,8 @@ def with_tf32(
     """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
 
     `error_of`: returns the error of a model, None if it misses the criterion. `limit`: the largest acceptable error.
-    TF32 is not permitted if a safety rule, or `keep` in its place, keeps a product in float32: it needs its digits,
-    even if no batch shows that.
+    TF32 is not permitted if a safety rule, or `keep` in its place, keeps a product in float32: the product needs its
+    digits, even if no batch shows that.
     """
     view, products = converted.view, list[OpId]()
     if not converted.plan.empty and any(finding.kind == TF32 for finding in converted.findings):
@@ -335,7 +335,7 @@ class Search:
     """A search for regions to pin, on a draft with pins from ranges.
 
     A trial converts the draft and verifies the result. `outputs`: the outputs to compare; () for all. `device`: where
-    trials run. `verdicts`: by the numbers of pinned regions, in the order of the trials.
+    trials run. `verdicts`: by the indices of the pinned regions, in the order of the trials.
     """
 
     draft: Draft
@@ -387,7 +387,7 @@ class Search:
         return verdict.ok
 
     def _verdict(self, candidate: Model, stage: str, *, to_failure: bool = False) -> Verdict:
-        reference = self.reference  # opened first, since the model itself may fail to open
+        reference = self.reference  # loaded first, since the model itself may fail to load
         side = Side.of(candidate, "the conversion", self.device, valid=True)
         comparison = Comparison(self.criterion, self.outputs, to_failure=to_failure)
         progress = _stage(self.progress, stage) if stage else None
@@ -450,7 +450,7 @@ class BudgetSpent(Exception):
 
 
 def minimal_set(suspects: int, test: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
-    """Return a minimal set of the suspects 0, 1 … (sorted) passing a test; None if no tested set passes.
+    """Return a minimal, sorted set of the suspects 0, 1 … for a test to pass; None if no tested set passes.
 
     Doubling and bisection find the shortest passing prefix. Then halves, quarters … and single suspects are dropped as
     long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions

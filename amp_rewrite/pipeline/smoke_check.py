@@ -1,6 +1,6 @@
-"""The check of a conversion without data: compare one random batch in float32 and in half, and repair the result.
+"""Check a conversion without user data: compare one random batch in float32 and in half precision, and repair it.
 
-Nothing here depends on a clock or on the number of cores, so the same request gives the same file everywhere.
+Nothing in this module depends on a clock or the number of cores, so a request gives the same file on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
+from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Drawing
 from amp_rewrite.evidence.opening import Device, casting_in_graph, random_op_notes
@@ -32,25 +32,25 @@ from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import exactly
 
-WRONG = 0.1
-"""The largest error of a correct conversion on a random batch, relative to the largest value of an output."""
+MAX_ERROR = 0.1
+"""Maximum error of a correct conversion on a random batch, relative to the largest value of an output."""
 MAX_WEIGHTS = 10**9
-"""The most bytes of weights for a check that was not requested."""
-_MORE = 1.5
-"""The largest error with TF32 that is acceptable, as a multiple of the error without."""
+"""Maximum size of the weights, in bytes, for a check without data."""
+_MAX_TF32_RATIO = 1.5
+"""The largest acceptable error with TF32, as a multiple of the error without it."""
 _FREE = 16
-"""The size of free dimensions whose names say nothing about them."""
+"""Assumed size of free dimensions if their names do not suggest one."""
 _MAX_INPUT = 1 << 28
-"""The most bytes of an input for a check; the shape of a larger one may be a mistake."""
-_ROUNDS = 2
-"""The most repairs; the second starts with the ops that the first keeps in float32."""
+"""Maximum size of an input, in bytes; a larger one suggests a mistake in its shape."""
+_MAX_REPAIRS = 2
+"""Maximum number of repairs; the second starts with the ops that the first keeps in float32."""
 _LIGHT = SessionOptions(optimized=False, pooled=False, lean=True, spinning=False)
 """Options for a single run: weights stay in their files, and the graph is not optimized."""
-_PLANNED = 2000
-"""Nodes of a graph for which planning the reuse of memory takes longer than the run."""
+_MAX_PLANNED_NODES = 2000
+"""Number of nodes above which planning memory reuse takes longer than the run."""
 
 Convert = Callable[[Request], tuple[Draft, Converted]]
-"""A function that converts a model by a request; returns the draft, too."""
+"""A function that converts a model according to a request and also returns the draft."""
 
 
 def smoke_checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
@@ -72,7 +72,7 @@ def smoke_checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Re
             raise
         return replace(converted, evidence=Evidence(NONE, objection=str(cause)))
     level, found = SMOKE, list[str]()
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_REPAIRS):
         if not any(map(_is_wrong, rows)):
             break
         with suppress(ModelError):  # values inside the model cannot be measured
@@ -82,8 +82,8 @@ def smoke_checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Re
             rows, level = reference.rows(converted.result), REPAIRED
     if any(map(_is_wrong, rows)):
         return reference.judged(converted, rows, FAILED, found)
-    judged = reference.judged(converted, rows, level, found)
-    return with_tf32(draft, judged, lambda model: _error(reference.rows(model)), _MORE * (_error(rows) or 0.0))
+    judged, limit = reference.judged(converted, rows, level, found), _MAX_TF32_RATIO * (_error(rows) or 0.0)
+    return with_tf32(draft, judged, lambda model: _error(reference.rows(model)), limit)
 
 
 def _error(rows: Sequence[OutputRow]) -> float | None:
@@ -93,7 +93,7 @@ def _error(rows: Sequence[OutputRow]) -> float | None:
 
 
 def _unchanged(source: Model, converted: Converted) -> Converted:
-    """Return a conversion changing nothing, with an objection if onnxruntime cannot open the model."""
+    """Return an unchanged model, with an objection if onnxruntime cannot load it."""
     try:
         require("the check of a conversion")
         if source.nbytes <= MAX_WEIGHTS:
@@ -114,17 +114,17 @@ def _culprits(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[st
     for op in (*(pin.op for pin in draft.pins), *(op for region in search.repaired().regions for op in region.ops)):
         if op not in draft.lower:
             pattern = exactly(draft.view.ops[op])
-            # In float32, an op of another kind replaces one with only low kernels.
+            # In float32, an op of another kind replaces an op with only low kernels.
             yield pattern.partition(",")[2] if draft.view.ops[op].kind in LOW_ONLY else pattern
 
 
 _EMULATED = Device(CPU, emulate=True)
-_CRITERION = Criterion("scaled", WRONG)
+_CRITERION = Criterion("scaled", MAX_ERROR)
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """A float32 model, the random batches, and its outputs for each."""
+    """A float32 model, the random batches, and the outputs for each batch."""
 
     model: Model
     feed: Feed
@@ -136,7 +136,8 @@ class _Reference:
         require("the check of a conversion")
         source = draft.source
         if source.nbytes > MAX_WEIGHTS:
-            raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB; above 1 GB, a check must be requested")
+            size = f"the weights take up {source.nbytes / 1e9:.1f} GB"
+            raise ModelError(f"{size}; above 1 GB, a check needs input data: pass {spelled('data')}")
         defaults = Drawing(scale=HEADROOM, free=_FREE, limit=_MAX_INPUT)
         feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(defaults, **batch))
         for note in random_op_notes(source, "the model"):
@@ -144,16 +145,16 @@ class _Reference:
         model = reference_of(draft)
         outputs = tuple(_run(model, feed))
         for name, value in ((name, value) for results in outputs for name, value in results.items()):
-            if _floating(value) and np.isnan(value).any():  # type: ignore[arg-type]
+            if _is_floating(value) and np.isnan(value).any():  # type: ignore[arg-type]
                 raise ModelError(f"output {name!r} of the float32 model is NaN ({feed.origin})")
         return cls(model, feed, outputs)
 
     def rows(self, result: Model) -> list[OutputRow]:
-        """Return the differences in the floating outputs of an emulated conversion."""
+        """Return the differences in the floating-point outputs of an emulated conversion."""
         return self._compared(_run(emulate(casting_in_graph(result), io="float32"), self.feed))
 
     def check_comparable(self, rows: Sequence[OutputRow], to: DType) -> None:
-        """Raise ModelError if no output is floating, or if rounding the inputs changes the reference as much."""
+        """Raise ModelError for no floating-point output, or if rounding the inputs changes the reference by as much."""
         wrong = [row for row in rows if _is_wrong(row)]
         if not wrong and all(row.difference.scaled is None for row in rows):
             raise ModelError("no floating-point output to compare")
@@ -162,8 +163,8 @@ class _Reference:
         rounded = ({name: _rounded(value, to) for name, value in batch.items()} for batch in self.feed)
         if any(_is_off(row) for row in self._compared(_run(self.model, rounded))):
             raise ModelError(
-                f"float32 itself is off by more than {WRONG:g} of an output once its inputs are rounded to"
-                f" {to.spelling}"
+                f"the float32 model itself changes by more than {MAX_ERROR:g} of the largest value of an output when"
+                f" its inputs are rounded to {to.spelling}"
             )
 
     def judged(self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
@@ -191,7 +192,7 @@ class _Reference:
 
 
 def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Given]]:
-    runner = Runner.open(model, replace(_LIGHT, planned=len(model.proto.graph.node) <= _PLANNED))
+    runner = Runner.open(model, replace(_LIGHT, planned=len(model.proto.graph.node) <= _MAX_PLANNED_NODES))
     return (runner.run({name: _widened(value) for name, value in batch.items()}) for batch in batches)
 
 
@@ -200,12 +201,12 @@ def _widened(value: Any) -> Any:
     return value.astype(np.float32) if low else value
 
 
-def _floating(value: Given) -> bool:
+def _is_floating(value: Given) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
 def _rounded(value: Any, to: DType) -> Any:
-    return value.astype(to.numpy).astype(value.dtype) if _floating(value) else value
+    return value.astype(to.numpy).astype(value.dtype) if _is_floating(value) else value
 
 
 def _is_wrong(row: OutputRow) -> bool:
@@ -218,4 +219,4 @@ def _is_lost(row: OutputRow) -> bool:
 
 
 def _is_off(row: OutputRow) -> bool:
-    return row.difference.scaled is not None and row.difference.scaled > WRONG  # None for integers and other shapes
+    return row.difference.scaled is not None and row.difference.scaled > MAX_ERROR  # None for integers

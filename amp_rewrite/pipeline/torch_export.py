@@ -36,16 +36,17 @@ def export(
 ) -> Report:
     """Export a PyTorch module to ONNX, convert it, check it on its arguments, and write the file.
 
-    The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is that of `convert`,
-    with `args` in place of a random batch; with a criterion, it is a `repair` with them as data.
+    The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is the one that
+    `convert` makes, with `args` in place of a random batch. If a criterion is given, `repair` runs instead, with `args`
+    as its data.
 
     Args:
         module: a `torch.nn.Module`; its mode is restored.
         args: its arguments, as a tuple or a single tensor.
         path: the file to write.
-        dynamic_shapes: passed to `torch.onnx.export`, such as `({0: torch.export.Dim("batch")},)`.
-        input_names: names of the inputs in the file.
-        output_names: names of the outputs in the file.
+        dynamic_shapes: passed to `torch.onnx.export`, for example `({0: torch.export.Dim("batch")},)`.
+        input_names: names for the inputs in the file.
+        output_names: names for the outputs in the file.
         check: False to convert without a check.
         overwrite: True to replace an existing file.
         **options: those of `convert`, see docs/reference/options.md, and the criterion of `verify`.
@@ -76,7 +77,7 @@ def export(
         )
     finally:
         module.train(training)
-    program.model.graph.name = type(module).__name__  # for reports, where torch writes "main_graph"
+    program.model.graph.name = type(module).__name__  # shown in reports; torch always writes "main_graph"
     source = Model.load(program)
     arrays = tuple(value for value in inputs if hasattr(value, "__array__"))
     if any(value is not None for name, value in options.items() if name in CRITERION):
@@ -86,7 +87,8 @@ def export(
         converted = convert(source, check=check and _batch(source, arrays), **keywords)
     evidence = converted.report.evidence
     if evidence.level == FAILED:
-        raise ModelError(f"the conversion fails its check: {evidence.objection}; nothing was written")
+        ways = "pass a tolerance to repair it, or check=False to write it anyway"
+        raise ModelError(f"the conversion fails its check: {evidence.objection}; nothing was written; {ways}")
     converted.save(path, overwrite=overwrite)
     return converted.report
 
@@ -102,11 +104,11 @@ def _batch(source: Model, arrays: Sequence[object]) -> Feed | bool:
 def _arguments(module: Any, args: Any) -> tuple[Any, ...]:
     missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise MachineError(f"export needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+        raise MachineError(f"export requires {' and '.join(missing)}; pip install {' '.join(missing)}")
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"module must be a torch.nn.Module, not {type(module).__name__}; load weights into a module")
     if not isinstance(args, (torch.Tensor, tuple, list)):
-        raise FeedError(f"args must be a tensor or a tuple of tensors, not {type(args).__name__}; see torch.as_tensor")
+        raise FeedError(f"args must be tensors, not {type(args).__name__}; convert them with torch.as_tensor")
     return (args,) if isinstance(args, torch.Tensor) else tuple(args)

@@ -1,1 +1,1 @@
-"""Many models: a repository, a batch, many machines."""
+"""Conversion of many models: batches, and workers on this and other machines."""

@@ -41,31 +41,32 @@ def convert_many(
     """Convert all models in folders, globs and files into a folder, and copy the other files.
 
     The folder structure is mirrored. A model that fails yields an outcome with an error and does not affect the others;
-    files are written atomically. Mistakes that concern the whole batch are raised before anything is written: two
-    results with the same name, results that exist, results that would replace a source.
+    files are written atomically. Errors that concern the whole batch are raised before anything is written: for
+    example, two results with the same name, or a result that exists or would replace a source.
 
     With several jobs, each runs in a separate process, so a script needs `if __name__ == "__main__":`. With `resume`,
     models are skipped if the summary lists them as done and they have not changed since. The summary gets a line for
     each outcome, even if the run is interrupted.
 
     Args:
-        sources: a folder, a glob or a file, or several; globs support `**`. With fsspec also URLs, such as "hf://…".
+        sources: a folder, a glob or a file, or several; globs support `**`. With fsspec, URLs such as "hf://…" are also
+            accepted.
         out: the folder to write to, or its URL.
-        jobs: conversions at a time; by default 1, or with an `executor` one per core of this machine.
-        executor: any of `concurrent.futures`, or Dask's; its workers read the sources and write the results.
+        jobs: the maximum number of simultaneous conversions; by default 1, or one per core with an `executor`.
+        executor: one from `concurrent.futures` or Dask; its workers read the sources and write the results.
         overwrite: True to replace existing files.
-        resume: True to continue from the summary of an earlier run; existing files of other origin are an error.
+        resume: True to continue from the summary of an earlier run; existing files from elsewhere are an error.
         external_data: see `save`.
         summary: the .jsonl file to write.
         **options: see docs/reference/options.md.
 
     Returns:
-        An iterator of outcomes, each as soon as it is known. Models are converted while it is iterated; closing it
-        stops the batch.
+        An iterator that yields each outcome as soon as it is known. Models are converted while it is iterated; closing
+        it stops the batch.
 
     Raises:
-        ModelError: a source does not exist, or a result cannot be written to its place.
-        PatternError: a pattern of `keep`, `lower` or `io` is malformed, or, at the end, matches in no model.
+        ModelError: a source does not exist, or a result cannot be written.
+        PatternError: a pattern of `keep`, `lower` or `io` is malformed, or turns out to match nothing in any model.
         PolicyError: an option has an unknown value, or two models would get the same name.
         ReportError: the summary exists, cannot be read or written, or is missing for `resume`.
 
@@ -76,7 +77,7 @@ def convert_many(
         0 results/model.onnx
     """
     if jobs is not None and jobs < 1:
-        raise PolicyError(f"{spelled('jobs', jobs)} is not a number of conversions; use 1 or more")
+        raise PolicyError(f"{spelled('jobs', jobs)} allows no conversions; use 1 or more")
     settings = BatchSettings(
         request=replace(Request.of(**options), overwrite=overwrite, external_data=external_data),
         out=Path(out),
@@ -99,7 +100,7 @@ class Batch:
 
     @classmethod
     def of(cls, sources: Iterable[str | os.PathLike[str]], settings: BatchSettings) -> Batch:
-        """Return the batch for some sources, without writing files; errors of the batch as a whole are raised now."""
+        """Return the batch for some sources, without writing files; errors of the whole batch are raised now."""
         request = Request.of(**settings.request.keywords)
         patterns = (*request.keep, *request.lower)
         for pattern in patterns:
@@ -134,7 +135,7 @@ class Batch:
     def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcomes of models and of failed copies, each as soon as it is known.
 
-        PatternError at the end for a pattern that matches in none of the models.
+        PatternError at the end for a pattern that matches nothing in any model.
         """
         summary = Summary(self.settings.summary) if self.settings.summary and self.settings.write else None
         latest = {name_of(job.source): job.earlier for job in self.jobs}
@@ -229,12 +230,12 @@ def _check_targets(
             fact = f"{name_of(source)} would be written over {name_of(target)}, {loses}"
             raise ModelError(f"{fact}; name another folder")
     if settings.out.exists() and not settings.out.is_dir():
-        raise ModelError(f"cannot write to {settings.out}: it is a file; several models need a folder")
+        raise ModelError(f"cannot write to {settings.out}: it is a file; name a folder for several models")
     if settings.write and not (settings.request.overwrite or settings.resume):
         out = settings.out
         exists = {path for path, _ in list_store(out)[1]}.__contains__ if url_of(out) else os.path.lexists
         existing = [name_of(target) for _, target in (*models, *copies) if exists(target)]
         if existing:
             more = f" and {count(len(existing) - 1, 'more file')}" if len(existing) > 1 else ""
-            ways = f"{spelled('resume', True)} continues from a report, {spelled('overwrite', True)} replaces all"
-            raise ModelError(f"{existing[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")
+            ways = f"name another folder, continue with {spelled('resume', True)}, or use {spelled('overwrite', True)}"
+            raise ModelError(f"{existing[0]}{more} already exist{'' if more else 's'}; {ways}")

@@ -1,4 +1,4 @@
-"""A job: the conversion of one model by a worker; its outcome; and the summary of all outcomes.
+"""Jobs, each the conversion of one model by a worker; their outcomes; and the summary of all outcomes.
 
 Jobs and outcomes are plain data, so any executor can send them to another process or machine: a job only names files,
 and a worker copies the weights from file to file. The summary is a file with a line of JSON for each outcome.
@@ -40,11 +40,11 @@ class Outcome(Result):
     """The outcome for one model of a batch.
 
     Attributes:
-        source: the file that was read, as it was named.
+        source: the file that was read, as named by the caller.
         target: the file that was written, or would have been.
         rc: 0 for success, 1 for a missed tolerance, 2 for an error; the exit code of the command is the largest.
-        key: a hash of version, options, and size and time of the input files.
-        made: size and time of the written files; with `key`, it shows whether a written model is up to date.
+        key: a hash of the version, the options, and the sizes and times of the input files.
+        made: the sizes and times of the written files; with `key`, it shows whether a written model is up to date.
         evidence: the nonempty fields of `Report.evidence`.
         totals: the totals of the report.
         findings: the findings of the report.
@@ -93,7 +93,7 @@ class Outcome(Result):
         if self.findings:
             words.insert(2, count(len(self.findings), "finding"))
         if self.finished:
-            words = ["finished before"]
+            words = ["already finished"]
         return ", ".join(words)
 
     def text(self) -> str:
@@ -113,7 +113,7 @@ class Outcome(Result):
         """Return the outcome in a line written by `to_json`.
 
         Raises:
-            ValueError: the line is not such JSON.
+            ValueError: the line was not written by `to_json`.
         """
         outcome: Outcome = _READER(decode(line))
         return outcome
@@ -129,7 +129,7 @@ _READER = record(Outcome, required=("source", "target", "rc"))
 class BatchSettings:
     """The settings of a batch. `write`: False for a dry run.
 
-    `overwrite` of the request: replace even files that no earlier run wrote.
+    The `overwrite` option of the request also replaces files that no earlier run wrote.
     """
 
     request: Request
@@ -162,7 +162,7 @@ class Job:
 
 
 def key_of(request: Request, resolved: Request) -> str:
-    """Return a hash of all settings affecting decisions: version, options, op lists and data.
+    """Return a hash of all settings with an effect on decisions: version, options, op lists and data.
 
     `resolved`: the request for the installed runtime.
     """
@@ -192,13 +192,13 @@ def _check_own(target: Path, earlier: Outcome | None) -> None:
     """Raise ModelError for an existing file unless an earlier run or a lost worker wrote it."""
     if not os.path.lexists(target):
         return
-    own = earlier is not None and earlier.made.split()[:1] == [state_of(target)]
+    is_own = earlier is not None and earlier.made.split()[:1] == [state_of(target)]
     if earlier is None or not earlier.made:
         with suppress(ModelError):
-            own = bool(Model.load(target).recorded("version"))
-    if not own:
+            is_own = bool(Model.load(target).recorded("version"))
+    if not is_own:
         way = f"name another folder, or use {spelled('overwrite', True)}"
-        raise ModelError(f"{target} exists, and no earlier run wrote it; {way}")
+        raise ModelError(f"{target} already exists, and no earlier run wrote it; {way}")
 
 
 def run(job: Job) -> Outcome:
@@ -215,7 +215,7 @@ def run(job: Job) -> Outcome:
     except RecursionError:
         error = "an expression, a file or a model is nested too deeply; flatten it"
     except MemoryError:
-        error = "out of memory; give the process more, or run fewer at a time"
+        error = "out of memory; give the process more memory, or run fewer conversions at a time"
     except Exception as cause:  # noqa: BLE001 the end of a worker: a bug must not affect the other models
         trace = traceback.format_exc()
         error = one_line(f"internal error in amp-rewrite ({type(cause).__name__}: {cause}); please report it")
@@ -258,12 +258,12 @@ def _convert(job: Job, outcome: Outcome) -> Outcome:
 
 # -- the summary -------------------------------------------------------------------------------------------
 
-_LARGEST = 1 << 30  # bytes
+_MAX_BYTES = 1 << 30  # bytes
 _JSONL = (".jsonl", ".ndjson", ".json")
 
 
 class Summary:
-    """A file of outcomes. `add` appends one; `complete` writes the last one of each source, in their order.
+    """A file of outcomes. `add` appends one; `complete` writes the last one of each source, in order of the sources.
 
     A last line cut off by a crash or a full disk is ignored.
     """
@@ -275,7 +275,7 @@ class Summary:
         if url := url_of(self.path):
             raise ReportError(f"cannot write a summary to {url}: lines are appended to it; name a local file")
         if self.path.suffix.lower() not in _JSONL:
-            fact = f"cannot write a summary to {self.path}: it has a line of JSON for each model"
+            fact = f"cannot write a summary to {self.path}: it contains a line of JSON for each model"
             raise ReportError(f"{fact}; name a .jsonl file")
         check_place(self.path, ReportError)
         if os.path.lexists(self.path) and not (overwrite or resume):
@@ -289,7 +289,7 @@ class Summary:
         """
         try:
             with open_regular(self.path) as file:
-                content = file.read(_LARGEST + 1)
+                content = file.read(_MAX_BYTES + 1)
         except FileNotFoundError:
             return {}
         except OSError as cause:
@@ -305,7 +305,7 @@ class Summary:
                 if number == len(lines):  # cut off
                     break
                 fact = "is not a line written by convert"
-                raise ReportError(f"{self.path}:{number} {fact} ({error}); name a summary, or another file") from error
+                raise ReportError(f"{self.path}:{number} {fact} ({error}); name a summary, or a new file") from error
             latest[outcome.source] = outcome
         return latest
 

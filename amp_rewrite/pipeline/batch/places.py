@@ -21,7 +21,7 @@ from amp_rewrite.files.disk import is_collection, make_folder, name_of, open_reg
 from amp_rewrite.files.store import data_files, data_files_in
 
 SUFFIX = ".onnx"
-_INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
+_INSTALL = "install the store's package, such as s3fs, and the `remote` extra from a checkout: pip install '.[remote]'"
 _CHUNK = 1 << 20  # bytes
 
 
@@ -36,7 +36,7 @@ def _store_of(place: Path) -> tuple[Any, str]:
 
         store, path = url_to_fs(url)
     except ImportError as cause:
-        raise MachineError(f"{url} needs fsspec: {one_line(cause)}; {_INSTALL}") from cause
+        raise MachineError(f"{url} requires the `fsspec` package: {one_line(cause)}; {_INSTALL}") from cause
     except ValueError as cause:
         way = "name a store that fsspec knows, such as s3:// or hf://"
         raise MachineError(f"{url}: {one_line(cause)}; {way}") from cause
@@ -75,7 +75,7 @@ def size_of(place: Path) -> int | None:
 
 
 def state_of(place: Path) -> str:
-    """Return an identifier for the state of a file, which differs after each change; empty for a missing file."""
+    """Return an identifier of the state of a file; it differs after each change, and is empty for a missing file."""
     if not url_of(place):
         try:
             status = place.stat()
@@ -136,14 +136,14 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
             return
         if existing is not None and not overwrite:
             way = f"name another folder, or use {spelled('overwrite', True)}"
-            raise ModelError(f"{name_of(target)} exists and differs from {name_of(source)}; {way}")
+            raise ModelError(f"{name_of(target)} already exists and differs from {name_of(source)}; {way}")
         with staged(source, target, ()) as (local, path):
             make_folder(path)
             with open_regular(local, buffering=0) as file, replacing(path) as out:
                 shutil.copyfileobj(file, out, _CHUNK)
     except OSError as cause:
         raise ModelError(
-            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; permit it, or leave it out"
+            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; allow it, or leave it out"
         ) from cause
 
 
@@ -202,7 +202,7 @@ def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
     else:
         plain = next(i for i, part in enumerate(path.parts) if has_magic(part))
         base = Path(*path.parts[:plain])
-        files = [file for file in base.glob(str(Path(*path.parts[plain:]))) if not _special(file)]
+        files = [file for file in base.glob(str(Path(*path.parts[plain:]))) if not _is_special(file)]
         if not files:
             raise ModelError(f"no file matches {word!r}; check its spelling")
     return base, [(file, file.relative_to(base)) for file in sorted(files)]
@@ -213,16 +213,16 @@ def _below(folder: Path) -> list[Path]:
     files = list[Path]()
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [file for file in (Path(place, name) for name in names) if not _special(file)]
+        files += [file for file in (Path(place, name) for name in names) if not _is_special(file)]
     return files
 
 
 def _unreadable(cause: OSError) -> NoReturn:
     reason = cause.strerror or cause
-    raise ModelError(f"cannot read the folder {cause.filename}: {reason}; make it readable, or name others") from cause
+    raise ModelError(f"cannot read the folder {cause.filename}: {reason}; make it readable, or name another") from cause
 
 
-def _special(path: Path) -> bool:
+def _is_special(path: Path) -> bool:
     """True for folders, pipes, devices and sockets: they must not be opened; False for a broken link."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Running jobs in other processes or on other machines, with a bounded number in flight."""
+"""Execution of jobs in other processes or on other machines, with a limited number in flight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 _KILLED = "the process that converted it was killed; it may need more memory than is available"
-_INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
+_INSTALL = "install the `fleet` extra from a checkout: pip install '.[fleet]'"
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
 
 
@@ -56,9 +56,10 @@ def _reason(error: BaseException) -> str:
 
 
 class Processes(ThreadPoolExecutor):
-    """An executor with `count` local processes. Leaving its body by an exception terminates them during their jobs.
+    """An executor with `count` local processes.
 
-    Each thread has its own process, so one that dies does not affect other jobs.
+    An exception in its `with` block terminates them, even during their jobs. Each thread has its own process, so one
+    that dies does not affect other jobs.
     """
 
     def __init__(self, count: int) -> None:
@@ -141,11 +142,11 @@ def executor_of(scheduler: str) -> Iterator[tuple[Executor, int]]:
     try:
         from distributed import Client
     except ImportError as cause:
-        raise MachineError(f"the scheduler {scheduler} needs Dask's distributed; {_INSTALL}") from cause
+        raise MachineError(f"the scheduler {scheduler} requires Dask's `distributed` package; {_INSTALL}") from cause
     try:
         client = Client(scheduler_file=scheduler) if scheduler.endswith(".json") else Client(scheduler)
     except (OSError, ValueError) as cause:  # ValueError: the address of another kind of server
-        ways = "give HOST:PORT of a running one, or its .json file; `dask scheduler` starts one"
+        ways = "pass HOST:PORT of a running one, or its .json file; `dask scheduler` starts one"
         raise MachineError(f"no scheduler answers at {scheduler}: {cause}; {ways}") from cause
     with client:
         threads = sum(client.nthreads().values())

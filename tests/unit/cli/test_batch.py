@@ -57,7 +57,7 @@ def test_a_failure_spares_other_models_and_the_worst_exit_code_wins() -> None:
     assert "error: src/decoder/model.onnx" in done.stderr and done.stderr.count("src/decoder/model.onnx") == 1
     went_on = run("src", "-o", "out", "--report", "s.jsonl", "--resume")
     assert went_on.exit_code == 2 and "2 models done, 1 failed" in went_on.stderr
-    assert "ok  out/model.onnx: finished before" in went_on.stdout
+    assert "ok  out/model.onnx: already finished" in went_on.stdout
 
 
 def test_an_exceeded_tolerance_exits_with_1() -> None:
@@ -105,5 +105,5 @@ def test_an_interrupted_batch_can_be_resumed() -> None:
     known = len(Path("s.jsonl").read_text().splitlines())
     assert 1 <= known < 43
     again = run("src", "-o", "out", "--report", "s.jsonl", "--resume")
-    assert again.exit_code == 0 and again.stdout.count("finished before") >= known
+    assert again.exit_code == 0 and again.stdout.count("already finished") >= known
     assert len(Path("s.jsonl").read_text().splitlines()) == 43

@@ -121,7 +121,7 @@ def test_parameters_and_defaults_match_convert_plus_the_provider(olive: Any) -> 
     ("parameters", "words"),
     [
         ({"to": "int3"}, "int3"),
-        ({"tolerance": 0.01}, "a tolerance needs data to measure errors on; set data as well"),
+        ({"tolerance": 0.01}, "a tolerance requires data to measure errors on; also set data"),
         ({"to": "bfloat16", "keep": ["op=Softmax"]}, None),
         ({"data": "batches.npz"}, None),
     ],

@@ -260,7 +260,7 @@ def test_a_sound_model_is_neither_copied_nor_changed() -> None:
 
 def test_a_plugin_in_the_default_domain_is_accepted_only_for_tensorrt() -> None:
     source = model(lambda m: setattr(m.graph.node[1], "op_type", "YoloLayer_TRT"))
-    with pytest.raises(ModelError, match=r"knows no operator 'YoloLayer_TRT'.*set the target to tensorrt"):
+    with pytest.raises(ModelError, match=r"does not know the operator 'YoloLayer_TRT'.*set the target to tensorrt"):
         amp_rewrite.convert(source)
     converted = amp_rewrite.convert(source, target="tensorrt")
     assert [(r.op, r.dtype) for r in converted.report.rows] == [

@@ -31,7 +31,7 @@ def test_a_conversion_with_data_keeps_overflowing_ops_in_float32(tmp_path: Path)
     from_file = convert(NET, data=tmp_path / "d.npz", shift="none")
     assert [row.dtype for row in from_file.report.rows] == ["float32"]
     assert [row.dtype for row in convert(NET, data=X / 1e5).report.rows] == ["float16"]
-    with pytest.raises(PolicyError, match="data= and ranges= both give ranges; leave one out"):
+    with pytest.raises(PolicyError, match="data= and ranges= both provide ranges; leave one out"):
         convert(NET, data=X, ranges=calibrate(NET, X))
 
 

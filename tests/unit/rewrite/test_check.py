@@ -129,7 +129,7 @@ def test_norms_of_the_runtime_may_be_in_bodies_and_functions(fuse: str) -> None:
     "op", ["SimplifiedLayerNorm (a, s)", "LayerNormalisation (a, s, b)", "RMSNormalization (a, s)"]
 )
 def test_an_unregistered_operator_is_refused(op: str) -> None:
-    with pytest.raises(ModelError, match=r"knows no operator .* in ai.onnx opset 13"):
+    with pytest.raises(ModelError, match=r"does not know the operator .* in ai.onnx opset 13"):
         convert(model(op))
 
 

@@ -91,7 +91,7 @@ def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
     newer, newest = (convert(model, target=word) for word in ("ort-cuda:1.99", f"ort-cuda:{NEWEST}"))
     assert types(newer) == types(newest)
     (finding,) = (f for f in newer.report.findings if f.kind == "kernel_table")
-    assert finding.message == f"no kernel table for 1.99: the table for {NEWEST} is used"
+    assert finding.message == f"there is no kernel table for 1.99: the table for {NEWEST} is used"
     assert "kernel_table" not in kinds(newest)
 
 
@@ -105,7 +105,7 @@ def test_ops_of_an_opset_beyond_the_table_are_named(tmp_path: Path, monkeypatch:
     finally:
         object.__setattr__(old, "opset", 21)
     (finding,) = (f for f in result.report.findings if f.kind == "kernel_table")
-    assert finding.message.endswith("kept in float32, because their opset is newer: Relu")
+    assert finding.message.endswith("these ops stay float32, because their opset is newer: Relu")
 
 
 @pytest.mark.parametrize(("target", "opset"), [("ort-cuda:1.20", 21), ("ort-cuda:1.23", 23), ("directml", 20)])
@@ -120,8 +120,8 @@ def test_auto_never_exceeds_the_opset_of_the_target(target: str, opset: int) -> 
 def test_a_model_that_the_target_cannot_open_is_reported() -> None:
     result = convert(graph(PRODUCT, 23, 11), target="ort-cuda:1.22")
     assert [f.message for f in result.report.findings if f.kind == "target_limits"] == [
-        "onnxruntime-gpu 1.22.0 opens models up to IR version 10, not 11",
-        "ort-cuda:1.22.0 opens models up to opset 22, but this one has 23",
+        "onnxruntime-gpu 1.22.0 loads models up to IR version 10, not 11",
+        "ort-cuda:1.22.0 loads models up to opset 22, but this one has 23",
     ]
 
 

@@ -61,7 +61,7 @@ def test_a_tree_is_mirrored_and_other_files_are_copied(src: Path, out: Path) -> 
         (lambda src: None, {"keep": "kee=p"}, "unknown key 'kee'"),
         (lambda src: None, {"jobs": 0}, "use 1 or more"),
         (lambda src: (src / "model.ONNX").symlink_to("model.onnx"), {}, "would both be written to"),
-        (lambda src: (src.parent / "out").write_text(""), {}, "it is a file; several models need a folder"),
+        (lambda src: (src.parent / "out").write_text(""), {}, "it is a file; name a folder for several models"),
     ],
 )
 def test_a_general_mistake_is_reported_before_anything_is_written(
@@ -76,7 +76,7 @@ def test_a_general_mistake_is_reported_before_anything_is_written(
 def test_existing_results_stay_unless_replacing_is_allowed(src: Path, out: Path) -> None:
     done(src, out=out)
     before = tree(out)
-    with pytest.raises(ModelError, match="and 4 more files exist; name another folder, or: resume=True continues"):
+    with pytest.raises(ModelError, match="and 4 more files already exist; name another folder, continue with resume"):
         convert_many(src, out=out)
     with pytest.raises(ReportError, match=r"nothing to resume from; .*: summary='FILE\.jsonl'"):
         convert_many(src, out=out, resume=True)
@@ -86,7 +86,7 @@ def test_existing_results_stay_unless_replacing_is_allowed(src: Path, out: Path)
         (out / "config.json").write_text("mine")
         mine = tree(out)
         errors = {Path(o.source).name: o.error for o in done(src, out=out, resume=True, summary=summary) if o.rc}
-        assert "exists, and no earlier run wrote it; name another folder" in errors["model.onnx"]
+        assert "already exists, and no earlier run wrote it; name another folder" in errors["model.onnx"]
         assert "exists and differs from" in errors["config.json"]
         assert len(errors) == 2 and tree(out) == mine
         assert {o.rc for o in done(src, out=out, overwrite=True, summary=summary)} == {0}

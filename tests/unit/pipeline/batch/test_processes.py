@@ -169,11 +169,11 @@ def test_a_scheduler_without_workers_or_an_answer_is_reported(distributed: Magic
         executor_of("head:8786").__enter__()
     client.__exit__.assert_called_once()
     distributed.Client.side_effect = refusal
-    with pytest.raises(MachineError, match="no scheduler answers at head:8786: too late; give HOST:PORT of a running"):
+    with pytest.raises(MachineError, match="no scheduler answers at head:8786: too late; pass HOST:PORT of a running"):
         executor_of("head:8786").__enter__()
 
 
 def test_without_dask_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MachineError, match=r"needs Dask's distributed; install the extra, .*\[fleet\]"):
+    with pytest.raises(MachineError, match=r"requires Dask's `distributed` package; install .*\[fleet\]"):
         executor_of("head:8786").__enter__()

@@ -62,7 +62,9 @@ def test_a_copy_of_the_same_size_is_not_repeated(
         memory.pipe_file("/hub/b.json", there)
         here.write_bytes(there)
     with (
-        nullcontext() if expected is not None else pytest.raises(ModelError, match=r"b\.json exists and differs from ")
+        nullcontext()
+        if expected is not None
+        else pytest.raises(ModelError, match=r"b\.json already exists and differs from ")
     ):
         copy(source, Path("memory://hub/b.json") if url else here, overwrite=overwrite, resume=resume)
     assert (memory.cat_file("/hub/b.json") if url else here.read_bytes()) == (expected or there)
@@ -124,9 +126,9 @@ def test_models_are_uploaded_after_their_data(src: Path, memory: Any, monkeypatc
 def test_a_run_is_resumed_from_the_stores_listing(src: Path, memory: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"out": "memory://hub/out", "summary": tmp_path / "s.jsonl"}
     first = done("memory://hub/src", **options)
-    with pytest.raises(ModelError, match=r"memory://hub/out/\S+ and 6 more files exist"):
+    with pytest.raises(ModelError, match=r"memory://hub/out/\S+ and 6 more files already exist"):
         convert_many("memory://hub/src", out="memory://hub/out")
-    with pytest.raises(ReportError, match=r"s\.jsonl exists"):
+    with pytest.raises(ReportError, match=r"s\.jsonl already exists"):
         convert_many("memory://hub/src", **options)
     with pytest.raises(ReportError, match=r"cannot write a summary to memory://hub/s\.jsonl: .* name a local file"):
         convert_many("memory://hub/src", out="memory://hub/out", summary="memory://hub/s.jsonl", resume=True)
@@ -170,5 +172,5 @@ def test_an_unknown_or_uninstalled_store_is_named(tmp_path: Path, monkeypatch: p
     with pytest.raises(MachineError, match=r"nowhere://a: Protocol not known: nowhere; name a store"):
         convert_many("nowhere://a", out=tmp_path / "out")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(MachineError, match=r"s3://a needs fsspec: .*pip install '\.\[remote\]'"):
+    with pytest.raises(MachineError, match=r"s3://a requires the `fsspec` package: .*pip install '\.\[remote\]'"):
         convert_many("s3://a", out=tmp_path / "out")
