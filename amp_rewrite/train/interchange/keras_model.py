@@ -1,6 +1,6 @@
 """Export of Keras 3 models for training: every weight becomes a separate initializer, named by its Keras path.
 
-A model of the torch backend is wrapped in a module calling it as a function of its weights (`stateless_call`), and
+A model of the torch backend is wrapped in a module that calls it as a function of its weights (`stateless_call`), and
 `from_torch` exports the module. A model of another backend is saved, then loaded under the torch backend in a new
 process.
 """

@@ -1,8 +1,8 @@
 """Exportable forms of dropout, attention and stopped gradients, and detection of other features lost in an export.
 
 PyTorch's exporter omits attention dropout, `detach()` and `torch.no_grad()`, and exports channel dropout as random
-numbers that would stay on in evaluation mode. The forms here become ops that training understands. Running the module
-reveals other dropout, changed buffers and custom gradients; they appear in the report or raise an error.
+numbers that would remain active in evaluation mode. The forms here become ops that training supports. Running the
+module reveals other dropout, changed buffers and custom gradients; they appear in the report or raise an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CROSS_ENTROPY = (
 
 
 def _cross_entropy(torch: Any, bound: Mapping[str, Any]) -> Any:
-    """Compute a cross entropy with label smoothing or class probabilities; None for others, which export correctly."""
+    """Compute a cross entropy with label smoothing or class probabilities; None for other forms."""
     x, target, weight, smoothing = bound["input"], bound["target"], bound.get("weight"), bound.get("label_smoothing", 0)
     soft, reduction = target.is_floating_point(), bound.get("reduction", "mean")
     if bound.get("size_average") is not None or bound.get("reduce") is not None or not (soft or smoothing):
@@ -36,15 +36,15 @@ def _cross_entropy(torch: Any, bound: Mapping[str, Any]) -> Any:
     weights = torch.ones_like(x[:1].flatten()[:1]).expand(classes) if weight is None else weight
     logs = torch.log_softmax(x, axis) * weights.reshape([classes, *[1] * (x.ndim - axis - 1)])
     if soft:
-        each = -(logs * (target * (1 - smoothing) + smoothing / classes)).sum(axis)
-        count = torch.ones_like(each).sum()
+        terms = -(logs * (target * (1 - smoothing) + smoothing / classes)).sum(axis)
+        count = torch.ones_like(terms).sum()
     else:
         mask = target != bound.get("ignore_index", -100)
         safe = torch.where(mask, target, 0)
         picked, spread = logs.gather(axis, safe.unsqueeze(axis)).squeeze(axis), logs.sum(axis)
-        each = -torch.where(mask, picked * (1 - smoothing) + spread * (smoothing / classes), 0.0)
+        terms = -torch.where(mask, picked * (1 - smoothing) + spread * (smoothing / classes), 0.0)
         count = (weights[safe] * mask).sum()
-    return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / count
+    return terms if reduction == "none" else terms.sum() if reduction == "sum" else terms.sum() / count
 
 
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
@@ -53,7 +53,7 @@ _WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
 """Rank of an unbatched input, with channels on the first axis."""
 ATTENTION = "scaled_dot_product_attention"
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_EXPORTED = 4
+_EXPORTED_RANK = 4
 """Rank of the attention inputs that PyTorch exports."""
 _DOMAIN, _OP = "amp_rewrite", "StopGradient"
 
@@ -82,7 +82,7 @@ class DropoutCall(NamedTuple):
 
     @classmethod
     def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DropoutCall | None:
-        """Parse a call of the function with this name; None if it is not a dropout function."""
+        """Parse a call of the function with this name; return None if it is not a dropout function."""
         if name not in (*_ELEMENTS, *_CHANNELS):
             return None
         bound = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
@@ -101,7 +101,7 @@ class DropoutCall(NamedTuple):
 
 
 def exportable_forms(torch: Any) -> Any:
-    """Return a context manager replacing attention and dropout with forms of one Dropout op each."""
+    """Return a context manager for exports: attention and dropout become forms with one Dropout op each."""
 
     class ExportableForms(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,7 +111,7 @@ def exportable_forms(torch: Any) -> Any:
                 return drop.computed(torch)
             if name == ATTENTION:
                 bound = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
-                if bound.get("dropout_p") or bound["query"].ndim != _EXPORTED:
+                if bound.get("dropout_p") or bound["query"].ndim != _EXPORTED_RANK:
                     return _attention(torch, bound)
             if name == "cross_entropy":
                 loss = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
@@ -203,8 +203,8 @@ _DRAWS = frozenset(
 )
 MODULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of a module in an unsupported mode, and of PyTorch's exporter."""
-_SHOWN = 4
-"""Largest number of names in a message."""
+_MAX_NAMES = 4
+"""Maximum number of names in a message."""
 
 
 Call = Callable[[dict[str, Any]], dict[str, Any]]
@@ -240,7 +240,7 @@ class ForwardFindings:
             raise TrainingError(f"the module fails on the example: {expected.error}; correct the example")
         if expected.changed:
             raise TrainingError(
-                f"a call of the module changes {', '.join(map(repr, expected.changed[:_SHOWN]))} in place, even in"
+                f"a call of the module changes {', '.join(map(repr, expected.changed[:_MAX_NAMES]))} in place, even in"
                 " evaluation mode, and an export loses the change; compute a new tensor, and change buffers only if"
                 " self.training"
             )
@@ -261,29 +261,29 @@ class ForwardFindings:
             others = [name for name in parts if name not in omitted and not run([name]).equals(expected)]
         gradients, whole = run.custom_gradients(), type(module).__name__
         notes = (
-            Note(f"the export omits the dropout of {_names(omitted, whole)}; {_KEPT}", False) if omitted else None,
-            Note(f"in training mode, PyTorch computes {_names(others, whole)} {_DIFFERENT}", False) if others else None,
-            Note(f"the custom gradient of {_names(gradients, whole)} {_CUSTOM}", True) if gradients else None,
+            Note(f"the export omits the dropout of {_names(omitted, whole)}; {_HINT}", False) if omitted else None,
+            Note(f"in training mode, PyTorch computes {_names(others, whole)} {_EFFECT}", False) if others else None,
+            Note(f"the custom gradient of {_names(gradients, whole)} {_CUSTOM_GRADIENT}", True) if gradients else None,
         )
         present = tuple(note for note in notes if note is not None)
         return cls(tuple(exported), present, expected.outputs, bool(expected.draws))
 
 
-_KEPT = (
+_HINT = (
     "from_torch(…, dropout=True) keeps dropout of elements, channels and attention, but not of rows or layers, or"
     " between the layers of an RNN"
 )
-_DIFFERENT = (
+_EFFECT = (
     "differently or changes its buffers; a step computes the same as in evaluation mode, and does not change these"
     " buffers"
 )
-_CUSTOM = "is not exported; a step differentiates the forward pass instead"
+_CUSTOM_GRADIENT = "is not exported; a step differentiates the forward pass instead"
 
 
 def _names(names: Iterable[str], whole: str) -> str:
     names = list(dict.fromkeys(name or whole for name in names))
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(map(repr, names[:_MAX_NAMES])) + more
 
 
 # -- running the module ----------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class _Runs:
         return seen
 
     def custom_gradients(self) -> list[str]:
-        """Return the names of the custom autograd functions behind the outputs in evaluation mode."""
+        """Return the names of the custom autograd functions of the outputs in evaluation mode."""
         torch, trained = self.torch, {name for name, p in self.module.named_parameters() if p.requires_grad}
         copies = {name: tensor.requires_grad_(name in trained) for name, tensor in self._copies().items()}
         with torch.enable_grad(), torch.random.fork_rng(), training(self.module, ()):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OPSET = 20
 """Default opset: from 22, onnxruntime lacks CUDA kernels for MaxPool and Dropout; below 20, Gelu is not an op."""
 _MIN_OPSET = 18
-"""Lowest opset supported by PyTorch's exporter."""
+"""Minimum opset of PyTorch's exporter."""
 
 
 @checked_arguments()
@@ -54,10 +54,10 @@ def from_torch(
     Args:
         module: the module, in float32.
         example: an example input, a tuple of inputs, or a mapping from argument names to inputs; tensors or arrays.
-        outputs: names of the outputs; by default the keys of a returned mapping, else "output" or "output_0" …
+        outputs: names of the outputs; by default the keys of a returned mapping, otherwise "output" or "output_0" …
         dynamic: names of the dynamic dimensions, by input and axis; by default "batch" for the first axis of each
             input, except inputs of one row if others have more.
-        dropout: True keeps dropout, including that of attention, as ops that `training_mode=True` enables.
+        dropout: True keeps dropout, including attention dropout, as ops that `training_mode=True` enables.
         opset: the ai.onnx opset.
 
     Returns:
@@ -88,7 +88,7 @@ def from_torch(
     inputs, state = _with_two_rows(torch, tensors_by_name, axes), _ModuleState.of(torch, module)
 
     def call(tensors: dict[str, Any]) -> dict[str, Any]:
-        return tensors_of(torch, state.call(torch, module, inputs, tensors))
+        return result_tensors(torch, state.call(torch, module, inputs, tensors))
 
     with _quiet():
         findings = torch_forms.ForwardFindings.of(torch, module, call, dropout)
@@ -133,8 +133,8 @@ def _quiet() -> Iterator[None]:
 class _ModuleState:
     """The parameters and floating-point buffers of a module.
 
-    `tensors`: the tensors by name. `declared`: the reason why each is not trained, or "". `places`: the first
-    name of a tensor, by the full name of each attribute that holds it.
+    `tensors`: the tensors by name. `declared`: the `FrozenReasons`. `places`: the first name of a tensor, by the full
+    name of each attribute with that tensor.
     """
 
     tensors: Mapping[str, Any]
@@ -148,7 +148,7 @@ class _ModuleState:
         tensors = {**parameters, **buffers}
         for name, tensor in tensors.items():
             if torch.nn.parameter.is_lazy(tensor):
-                raise TrainingError(f"{name!r} of the module has no shape yet; call the module once on the example")
+                raise TrainingError(f"{name!r} of the module has no shape yet; call the module once with the example")
             if tensor.dtype is not torch.float32:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise TrainingError(
@@ -191,17 +191,17 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         extra = [f"input_{i}" for i in range(len(arguments), len(values))]
         values_by_name = dict(zip([*arguments, *extra], values, strict=False))
     try:
-        tensors = {name: torch.as_tensor(_single(value)) for name, value in values_by_name.items()}
+        tensors = {name: torch.as_tensor(_float64_as_float32(value)) for name, value in values_by_name.items()}
     except (RuntimeError, TypeError, ValueError) as cause:
         raise TrainingError(
-            f"the example is {quoted(example)}; pass a tensor or an array, a tuple of them, or a mapping of them"
+            f"the example must be a tensor or an array, or a tuple or mapping of them, not {quoted(example)}"
         ) from cause
     if not tensors:
         raise TrainingError("the example is empty; pass the inputs of the module")
     return tensors
 
 
-def _single(value: object) -> object:
+def _float64_as_float32(value: object) -> object:
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
 
 
@@ -224,13 +224,13 @@ def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | 
         isinstance(dims, Mapping) and set(dims) <= set(legal.get(name, ())) for name, dims in dynamic.items()
     ):
         raise TrainingError(
-            f"dynamic is {quoted(dynamic)}; name axes of the inputs {', '.join(inputs)}, as in"
-            f" dynamic={{{next(iter(inputs))!r}: {{0: 'batch'}}}}"
+            f"dynamic must name axes of the inputs {', '.join(inputs)}, as in"
+            f" dynamic={{{next(iter(inputs))!r}: {{0: 'batch'}}}}, not {quoted(dynamic)}"
         )
     return {name: dict(dynamic.get(name, {})) for name in inputs}
 
 
-def tensors_of(torch: Any, result: Any) -> dict[str, Any]:
+def result_tensors(torch: Any, result: Any) -> dict[str, Any]:
     """Return the tensors in a module's result by name: the keys of a mapping, "output", or "output_0" …"""
     if isinstance(result, torch.Tensor):
         return {"output": result}
@@ -268,7 +268,7 @@ def _export(
             tensors, arguments = dict(zip(state.tensors, weights, strict=True)), dict(zip(names, values, strict=True))
             with torch_forms.stopped_gradients(torch):
                 result = state.call(torch, self.module, arguments, tensors)
-            return tuple(tensors_of(torch, result).values())
+            return tuple(result_tensors(torch, result).values())
 
     dims = {dim: torch.export.Dim(dim, min=1) for by_axis in axes.values() for dim in by_axis.values()}
     shapes = [{axis: dims[dim] for axis, dim in axes[name].items()} for name in names]
@@ -310,7 +310,7 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[st
         if theirs.dtype.kind != "f" or not theirs.size:
             continue
         largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0)
-        if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * largest + 1e-6, equal_nan=True):
+        if not np.allclose(ours, theirs, rtol=_MAX_DIFFERENCE, atol=_MAX_DIFFERENCE * largest + 1e-6, equal_nan=True):
             difference = np.nanmax(np.abs(ours - theirs))
             raise TrainingError(
                 f"the exported model does not match the module: on the example, {name!r} differs by"
@@ -319,5 +319,5 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[st
             )
 
 
-_TOLERANCE = 1e-3
-"""Allowed relative difference between the outputs of a module and of its export."""
+_MAX_DIFFERENCE = 1e-3
+"""Maximum relative difference between the outputs of a module and of its export."""

@@ -6,7 +6,7 @@ versions differ in three points:
 - A step with nonfinite gradients does not advance `iterations`. Version 2.4 and later count it.
 - An inner optimizer that clips gradients is an error. Version 2.4 and later clip after unscaling, as does
   `training_step`.
-- The configuration is `{optimizer, loss_scale}`. `from_config` also reads that of version 2.4 and later.
+- The configuration is `{optimizer, loss_scale}`. `from_config` also accepts the configuration of version 2.4 and later.
 
 Values are numpy arrays. Where TensorFlow raises a ValueError, `TrainingError`, a subclass of ValueError, is raised.
 """
@@ -26,7 +26,7 @@ from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import policy as policies
 from amp_rewrite.train.arguments import checked_arguments, float_array, quoted
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
+from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, gradient_pairs, times
 from amp_rewrite.train.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.update.optimizer import Optimizer
@@ -90,8 +90,8 @@ class LossScaleOptimizer(StatefulOptimizer):
     def get_unscaled_gradients(self, grads: Iterable[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale, each in its own type.
 
-        None stays None, and sparse gradients stay sparse. The division is in float32, since float16 cannot hold a scale
-        above 65504.
+        None is preserved, and sparse gradients remain sparse. The division is in float32, since float16 cannot
+        represent a scale above 65504.
         """
         scale = self.loss_scale()
         return [_unscaled(gradient, scale) for gradient in grads]
@@ -108,7 +108,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         global_step: Variable | None = None,
     ) -> None:
         """Adapt the loss scale to unscaled gradients, and apply them if they are finite; otherwise skip the step."""
-        pairs = pairs_of(grads_and_vars)
+        pairs = gradient_pairs(grads_and_vars)
         _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients, global_step)
@@ -122,7 +122,7 @@ class LossScaleOptimizer(StatefulOptimizer):
         return saved
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint or a file of `Trainer.save`. If it has no loss scale, the current one stays."""
+        """Restore a checkpoint or a file of `Trainer.save`. If it has no loss scale, the current one is kept."""
         saved, scale = checkpoint.saved_state(saved), self.loss_scale
         self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale):
@@ -176,7 +176,8 @@ def enable_mixed_precision_graph_rewrite(
 ) -> LossScaleOptimizer | None:
     """Wrap the optimizer in a loss scale, and let new sessions convert their models.
 
-    Checks run in TensorFlow's order; the rewrite is enabled last. A warning counts sessions that are already open.
+    Checks run in TensorFlow's order; the rewrite is enabled last. A warning gives the number of sessions that are
+    already open.
 
     Args:
         opt: the optimizer; None for a program that only runs models.

@@ -105,7 +105,7 @@ class BinaryAccuracy(_Accuracy):
 
 
 class Metrics(metaclass=Namespace):
-    """Keras's metrics under its names: `Mean`, and the accuracy for class indices, one-hot rows and binary targets.
+    """Metrics under their Keras names: `Mean`, and the accuracy for class indices, one-hot rows and binary targets.
 
     Example:
         >>> from amp_rewrite.train import Metrics

@@ -68,12 +68,12 @@ class Network(WithWeights):
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """The variables of all trained parameters behind an output or a loss of the network."""
+        """The variables of the trained parameters of all outputs and losses."""
         return tuple(self._weights.variables.values())
 
     @cached_property
     def _weights(self) -> Weights:  # type: ignore[override]
-        """The weights, with a variable for each parameter behind an output."""
+        """The weights, with a variable for each trained parameter of an output."""
         weights, model = Weights(self._source), self._source.model
         view = View.of(inlined(model))
         for output in self.outputs:
@@ -132,7 +132,7 @@ class Network(WithWeights):
         return self._losses[text]
 
     def __call__(self, inputs: object, training: bool | None = None) -> Predictions:
-        """Return the predictions for a batch with the current weights; they are computed when they are first read.
+        """Return the predictions for a batch with the current weights; they are computed on first use.
 
         Args:
             inputs: an array for a model with one input, or a mapping from names to arrays.
@@ -177,8 +177,8 @@ class Network(WithWeights):
         chosen = KERAS_LOSSES.get(loss.lower(), loss) if isinstance(loss, str) else loss
         if callable(chosen) and not isinstance(chosen, LossObject):
             raise TrainingError(
-                f"the loss is {quoted(chosen)}, which is not a loss object of `Losses`; use one such as"
-                f" Losses.MeanSquaredError(), or a name: {', '.join(KERAS_LOSSES)}"
+                f"the loss must be a loss object of `Losses` or a name, not {quoted(chosen)}; use, for example,"
+                f" Losses.MeanSquaredError(), or one of {', '.join(KERAS_LOSSES)}"
             )
         if isinstance(chosen, LossObject):
             chosen = chosen.text(self.outputs[0], _unused("y_true", self.inputs))
@@ -186,7 +186,7 @@ class Network(WithWeights):
         for metric in as_names(metrics):
             if metric != "accuracy":
                 raise TrainingError(
-                    f"fit does not compute {quoted(metric)}; use 'accuracy', and compute others from predict(x)"
+                    f"fit does not compute {quoted(metric)}; use 'accuracy', and compute other metrics from predict(x)"
                 )
             if not step.metrics:
                 raise TrainingError(f"the loss {step.objective!r} has no accuracy; omit metrics")
@@ -244,7 +244,7 @@ class Network(WithWeights):
 
 
 class _Origin(NamedTuple):
-    """The network, inputs and weights behind predictions."""
+    """The network, inputs and weights of predictions."""
 
     network: Network
     inputs: Mapping[str, Array]
@@ -271,7 +271,7 @@ class LossObject:
         return f"{self.formula}({prediction}, {target}{settings}{f', sample_weight={weight}' if weight else ''})"
 
     def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> ModelLoss:
-        """Return the loss of a batch, at the weights behind its predictions; `GradientTape` computes its gradients.
+        """Return the loss of a batch, at the weights of its predictions; `GradientTape` computes its gradients.
 
         Args:
             y_true: the targets of the batch.
@@ -305,10 +305,10 @@ def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Calla
 
     def make(*values: object, reduction: str | None = None, name: str | None = None, **options: object) -> LossObject:
         if len(values) > len(positional) or set(positional[: len(values)]) & options.keys():
-            raise TrainingError(f"{formula} takes {', '.join(positional) or 'nothing'} by position; name the others")
+            raise TrainingError(f"{formula} takes only {', '.join(positional) or 'names'} by position; name the others")
         if reduction not in _MEAN:
             raise TrainingError(
-                f"reduction={reduction!r} is not supported; losses are means, so use loss * 32 for a sum"
+                f"reduction={reduction!r} is not supported; losses are means; for a sum, multiply by the number of rows"
             )
         unknown = next((o for o in options if o not in FORMULAS[formula].options), None)
         if unknown is not None:
@@ -323,7 +323,7 @@ def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Calla
 class Losses(metaclass=Namespace):
     """Keras's loss objects, for predictions of a `Network`, with the options of `training_step`'s formulas.
 
-    Predictions are probabilities unless `from_logits=True`. If a Softmax or Sigmoid computes them, the loss reads its
+    Predictions are probabilities unless `from_logits=True`. If a Softmax or Sigmoid computes them, the loss uses its
     logits instead. The class axis is the last one unless `axis` is set. All losses are means over rows or numbers;
     `KLDivergence` divides by the number of rows, like PyTorch's "batchmean".
     """

@@ -18,7 +18,7 @@ from amp_rewrite.train.keras.variables import (
     Variables,
     as_variable,
     differentiable,
-    pairs_of,
+    gradient_pairs,
     times,
     variable_list,
 )
@@ -126,7 +126,7 @@ class StatefulOptimizer:
         name: str | None = None,
         global_step: Variable | None = None,
     ) -> None:
-        """Make one optimization step on a `Differentiable` loss.
+        """Take one optimization step on a `Differentiable` loss.
 
         Args:
             loss: the loss.
@@ -139,7 +139,7 @@ class StatefulOptimizer:
         self.apply_gradients(pairs, name, global_step=global_step)
 
     def get_updates(self, loss: Callable[[], Any], params: Variables) -> list[Callable[[], None]]:
-        """Return a list of one function, which makes one step on a `Differentiable` loss."""
+        """Return a list of one function, for a step on a `Differentiable` loss."""
         return [lambda: self.minimize(loss, params)]
 
     def apply_gradients(
@@ -149,7 +149,7 @@ class StatefulOptimizer:
         experimental_aggregate_gradients: bool = True,
         global_step: Variable | None = None,
     ) -> None:
-        """Make one step with these gradients; a variable with the gradient None keeps its value.
+        """Take one step with these gradients; a variable with the gradient None keeps its value.
 
         Args:
             grads_and_vars: pairs of a gradient and its variable.
@@ -160,7 +160,7 @@ class StatefulOptimizer:
         Raises:
             TrainingError: no variable has a gradient, or two share a name.
         """
-        pairs, slots = pairs_of(grads_and_vars), self.slots()
+        pairs, slots = gradient_pairs(grads_and_vars), self.slots()
         for _, variable in pairs:
             if self._state.variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
@@ -218,7 +218,7 @@ class StatefulOptimizer:
         """Return a copy of a slot.
 
         Raises:
-            TrainingError: the slot is unknown, or no step has been made.
+            TrainingError: the slot is unknown, or no step has been taken.
         """
         try:
             slot: Array = self.slots()[var.name][slot_name]
@@ -248,7 +248,9 @@ class StatefulOptimizer:
         """
         keys = list(StatefulOptimizer.checkpoint(self))
         if len(keys) != len(weights):
-            raise TrainingError(f"{len(weights)} arrays for {len(keys)} weights; pass the result of get_weights()")
+            raise TrainingError(
+                f"weights must have length {len(keys)}, not {len(weights)}; pass the result of get_weights()"
+            )
         StatefulOptimizer.restore(self, dict(zip(keys, weights, strict=True)))
 
     def checkpoint(self) -> dict[str, Array]:
@@ -256,7 +258,7 @@ class StatefulOptimizer:
         return {path: np.array(array) for path, array in checkpoint.by_path(self.iterations, self.slots()).items()}
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint of such an optimizer, of a `LossScaleOptimizer` around one, or of a `Trainer`.
+        """Restore a checkpoint of a `StatefulOptimizer`, a `LossScaleOptimizer` or a `Trainer`.
 
         Args:
             saved: the result of `checkpoint`, or a file of `Trainer.save`.
@@ -267,7 +269,7 @@ class StatefulOptimizer:
         saved = checkpoint.saved_state(saved)
         count = np.asarray(saved.get("step"))
         if count.shape != () or count.dtype.kind not in "iu":
-            raise TrainingError("the checkpoint lacks the step count 'step'; pass the result of checkpoint()")
+            raise TrainingError("the checkpoint is missing the step count 'step'; pass the result of checkpoint()")
         unexpected = next((path for path in saved if not path.startswith(checkpoint.PATHS)), None)
         if unexpected is not None:
             raise TrainingError(f"the checkpoint has an unknown path {unexpected!r}; pass the result of checkpoint()")
@@ -276,7 +278,7 @@ class StatefulOptimizer:
             name, _, slot = path.removeprefix(checkpoint.SLOT).rpartition("/")
             if slot not in self.get_slot_names():
                 raise TrainingError(
-                    f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} does not have"
+                    f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} does not use"
                     " it; restore it with the optimizer that saved it"
                 )
             slots.setdefault(name, {})[slot] = np.array(saved[path], np.float32)

@@ -17,7 +17,7 @@ from amp_rewrite.train.loss_scale import Gradient
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base class of objects behaving like a numpy array; arithmetic with them returns arrays."""
+    """Base class of array-like objects; arithmetic with them returns numpy arrays."""
 
     def numpy(self) -> Array:
         raise NotImplementedError
@@ -105,7 +105,7 @@ class Variable(ArrayLike):
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """A loss computing its own gradients, such as the `ModelLoss` of an ONNX model."""
+    """A loss with its own gradients, such as the `ModelLoss` of an ONNX model."""
 
     def __call__(self) -> Any: ...
 
@@ -138,7 +138,7 @@ def as_variable(variable: object) -> Variable:
 
 
 class Loss(ArrayLike):
-    """Base class of `Differentiable` losses. Numpy sees a loss as a number; a loss times a number is a loss."""
+    """Base class of `Differentiable` losses. Numpy treats a loss as a number; a loss times a number is a loss."""
 
     variables: tuple[Variable, ...]
 
@@ -187,7 +187,7 @@ class Product(Loss):
 
 
 def times(loss: Callable[[], Any], weight: object) -> Callable[[], Any]:
-    """Return the loss times a number, the gradient with respect to the loss; None returns the loss unchanged."""
+    """Multiply a loss by a number, the gradient with respect to the loss; None leaves the loss unchanged."""
     if weight is None:
         return loss
     array = np.asarray(weight, np.float32)
@@ -208,7 +208,7 @@ def differentiable(loss: object) -> Differentiable:
     )
 
 
-def pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variable]]:
+def gradient_pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variable]]:
     """Return pairs of gradient and variable as a list. TrainingError if no variable has a gradient."""
     items = grads_and_vars if isinstance(grads_and_vars, Iterable) else [None]
     pairs = [item if isinstance(item, (tuple, list)) else () for item in items]
