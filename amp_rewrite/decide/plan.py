@@ -12,7 +12,7 @@ from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.dataflow import exposed, fed, input_variable, output_variable
+from amp_rewrite.ir.dataflow import exposed, input_variable, is_external, output_variable
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -180,7 +180,7 @@ class _Planner:
         dtype = self.view.dtype(value)
         if dtype not in _TYPES:
             return None
-        if fed(self.view, value):
+        if is_external(self.view, value):
             return self.io.get(value, dtype)
         return self.coloring.dtype(output_variable(self.view, value)) or dtype
 

@@ -1,1 +1,1 @@
-"""The read-only graph: schemas, nodes, types, shapes, and the index over them."""
+"""The read-only graph: schemas, nodes, types, shapes, and their index."""

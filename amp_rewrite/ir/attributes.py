@@ -8,7 +8,7 @@ from onnx import AttributeProto, NodeProto
 
 
 def attribute(node: NodeProto, name: str) -> AttributeProto | None:
-    return next((a for a in node.attribute[:] if a.name == name), None)  # iterating over a slice takes half as long
+    return next((a for a in node.attribute[:] if a.name == name), None)  # iterating over a slice is twice as fast
 
 
 def float_attribute(node: NodeProto, name: str, default: float) -> float:

@@ -1,9 +1,9 @@
 """Dataflow between ops: single steps along the graph, and walks.
 
-Steps find the only reader of a value, the number in a constant, the source of a value behind copies and casts. Walks
-(`Flow`) follow numbers through copies, arithmetic and small reductions, and into and out of bodies, along the tables of
-`op_classes`. An op missing from the table stops a walk: products over a long axis, attention, normalization, recurrent
-cells, and ops with an index or a truth value as result (ArgMax, comparisons, Shape).
+Steps find the only reader of a value, the number in a constant, and the source of a value upstream of copies and casts.
+Walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and into and out of bodies, along the
+tables of `op_classes`. An op missing from the table stops a walk, for example a product over a long axis, attention, a
+normalization, a recurrent cell, or an op that returns an index or a truth value (ArgMax, comparisons, Shape).
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
 Node = TypeVar("Node")
 Step = Callable[[Op], ValueId | None]
-"""The step from an op to the input with the numbers of its result; None if the op computes new numbers."""
+"""A function from an op to the input that its result copies or scales; None if the op computes new numbers."""
 
 # -- readers -----------------------------------------------------------------------------------------
 
 
 def exposed(view: View, value: ValueId) -> bool:
-    """True if a value is visible outside ops: an input of the model, or an output of the model or of a body."""
+    """True for an input of the model, and for an output of the model or of a body."""
     return view.values[value].public or value in view.yielded
 
 
 def confined(view: View, value: ValueId | None, ops: Container[OpId]) -> bool:
-    """True if only these ops read a value."""
+    """True if a value is not exposed, and only these ops read it."""
     return value is not None and not exposed(view, value) and all(use.op in ops for use in view.uses[value])
 
 
-def fed(view: View, value: ValueId) -> bool:
-    """True if a value comes from outside its graph: an input, or an overridable initializer."""
+def is_external(view: View, value: ValueId) -> bool:
+    """True for a value from outside its graph: an input, or an overridable initializer."""
     return view.values[value].role is Role.INPUT or view.values[value].overridable
 
 
 def only_reader(
     view: View, value: ValueId | None, *kinds: str, captured: bool = False, yielded: bool = False
 ) -> Op | None:
-    """Return the only reader of a value; None if there are several, or if it is of other kinds or in another graph.
+    """Return the only reader of a value; None if there are more, or if it is of another kind or in another graph.
 
     `captured`: the reader may be in a body. `yielded`: the value may also be exposed.
     """
@@ -73,7 +73,7 @@ def is_only_reader(view: View, value: ValueId | None, reader: Op) -> bool:
 def number(view: View, value: ValueId | None, axes: int | None = None, *, copied: bool = False) -> float | None:
     """Return the number in a constant with a single element; None for other values and for bool.
 
-    `axes`: the most axes that the constant may have. `copied`: accept the copy of a constant.
+    `axes`: the maximum number of axes of the constant. `copied`: also accept a copy of a constant.
     """
     tensor = view.copied(value) if copied else view.constant(value)
     if tensor is None or any(dim != 1 for dim in tensor.dims) or (axes is not None and len(tensor.dims) > axes):
@@ -83,15 +83,15 @@ def number(view: View, value: ValueId | None, axes: int | None = None, *, copied
 
 
 def orders(op: Op) -> Iterator[tuple[ValueId, ValueId]]:
-    """Yield the two operands of an op in both orders; nothing for an op with fewer or more."""
+    """Yield the operands of a binary op in both orders; nothing for other ops."""
     if len(op.operands) == 2:
         first, second = op.operands
         yield from ((first, second), (second, first))
 
 
 OUTWEIGHS = 2.0**11
-"""A bias whose norm is larger than that of the weights by this factor hides the product in a low type."""
-_LOSS = 2.0**-8
+"""The ratio of norms above which adding a bias in a low type loses the product of the weights."""
+_MAX_LOSS = 2.0**-8
 """The largest acceptable change of a constant by rounding, relative to its norm."""
 
 
@@ -106,13 +106,13 @@ def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DTyp
 
 
 def loses_digits(view: View, value: ValueId, to: DType) -> bool:
-    """True if rounding a constant to the type changes it by more than 2⁻⁸ of its norm, as most of it is subnormal."""
+    """True if rounding a constant to a type changes it by more than 2⁻⁸ of its norm, since its values are subnormal."""
     fit, half = view.fit(value, to), to.smallest_subnormal / 2
     if fit.nonfinite or fit.overflow or not (fit.flushed or fit.subnormal):
         return False
-    if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # rounding changes a subnormal by at most half the spacing
+    if fit.absmax * _MAX_LOSS > half * math.sqrt(fit.count):  # the error of a subnormal is at most half the spacing
         return False
-    return _norm(view, value, to) > _LOSS * _norm(view, value)
+    return _norm(view, value, to) > _MAX_LOSS * _norm(view, value)
 
 
 def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
@@ -128,13 +128,13 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
 
 
 def input_variable(op: Op, slot: int) -> tuple[OpId, str] | None:
-    """Return an op with the type variable of an input; None past the last input, with bodies, or without a schema."""
+    """Return an op and the type variable of an input; None past its last input, with bodies, or without a schema."""
     name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
     return (op.id, name) if name is not None else None
 
 
 def output_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
-    """Return the producer of a value with its type variable; None as in `input_variable`, or without a producer."""
+    """Return the producer of a value and its type variable; None as in `input_variable`, or without a producer."""
     op = view.producer(value)
     if op is None or op.signature is None or op.bodies:
         return None
@@ -142,11 +142,11 @@ def output_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
     return (op.id, name) if name is not None else None
 
 
-# -- sources of values behind ops --------------------------------------------------------------------
+# -- upstream sources of values ----------------------------------------------------------------------
 
 
-def behind(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> Iterator[tuple[Op, ValueId]]:
-    """Follow `step` backwards from a value, at most `limit` times; yield each op and its input, nearest first."""
+def upstream(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> Iterator[tuple[Op, ValueId]]:
+    """Follow `step` upstream from a value, at most `limit` times; yield each op and its input, nearest first."""
     passed = 0
     while passed != limit and (op := view.producer(value)) is not None and (value := step(op)) is not None:
         yield op, value
@@ -154,14 +154,14 @@ def behind(view: View, value: ValueId | None, step: Step, limit: int | None = No
 
 
 def trail(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops passed by `behind` and the last input, or the value itself if it passes none."""
-    passed = list(behind(view, value, step, limit))
+    """Return the ops passed by `upstream` and the last input; the value itself if there are none."""
+    passed = list(upstream(view, value, step, limit))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
 def origin(view: View, value: ValueId, step: Step, limit: int | None = None) -> ValueId:
-    """Return the last input reached by `behind`, or the value itself if it passes no op."""
-    return [value, *(read for _, read in behind(view, value, step, limit))][-1]
+    """Return the last input reached by `upstream`, or the value itself if there are no ops."""
+    return [value, *(read for _, read in upstream(view, value, step, limit))][-1]
 
 
 def first_input_of(kinds: Container[str]) -> Step:
@@ -169,9 +169,9 @@ def first_input_of(kinds: Container[str]) -> Step:
 
 
 def multiples(view: View, *, signs: bool = False) -> Step:
-    """Return a step through copies except Concat, and through products and quotients with a constant.
+    """Return a step through copies except Concat, and through products and quotients of a value and a constant.
 
-    `signs`: also through Neg, and through c / x.
+    `signs`: also pass through Neg and c / x.
     """
 
     def step(op: Op) -> ValueId | None:
@@ -191,7 +191,7 @@ def casts_floats(view: View, op: Op) -> bool:
 
 
 def keeps_type(view: View, op: Op) -> bool:
-    """True if the first input and result of an op have the same known type, as in a redundant Cast."""
+    """True if the first input and the first result of an op have the same known type, as in a redundant Cast."""
     before, after = (view.dtype(v) for v in (op.inputs[0], op.outputs[0]))
     return before is not None and before is after
 
@@ -213,7 +213,7 @@ def exact(op: Op) -> bool:
 
 
 def axes_of(view: View, op: Op) -> Sequence[int]:
-    """Return the axes of a reduction; an empty list if it reduces all axes, or computes them."""
+    """Return the axes of a reduction; an empty list if it reduces all axes, or if the model computes them."""
     axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
     return ints_attribute(op.node, "axes") if axes is None or axes.dtype.kind != "i" else axes.reshape(-1).tolist()
 
@@ -222,13 +222,13 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
 
 
 class Flow:
-    """Walks along one table of operators, also into and out of bodies. O(values touched + their uses)."""
+    """Walks along one table of operators, including into and out of bodies. O(visited values + their uses)."""
 
     def __init__(self, view: View, slots: Slots) -> None:
-        self.view, self.slots, self._seams = view, slots, _seams(view)
+        self.view, self.slots, self._body_edges = view, slots, _body_edges(view)
 
     def through(self, op: Op) -> Sequence[int]:
-        """Return the inputs on a walk to the op's result; none for an op ending the walk."""
+        """Return the inputs connected to the op's result; none for an op that ends a walk."""
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
@@ -240,16 +240,16 @@ class Flow:
                 read = producer.inputs[slot]
                 if read is not None:
                     yield read
-        if value in self._seams:
-            yield from self._seams.pred[value]
+        if value in self._body_edges:
+            yield from self._body_edges.pred[value]
 
     def results(self, value: ValueId) -> Iterator[ValueId]:
         for use in self.view.uses[value]:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):
                 yield from op.results
-        if value in self._seams:
-            yield from self._seams.succ[value]
+        if value in self._body_edges:
+            yield from self._body_edges.succ[value]
 
     def back(self, starts: Iterable[ValueId], enter: Callable[[ValueId], bool] = lambda _: True) -> set[ValueId]:
         return reach(starts, self.sources, enter)
@@ -258,7 +258,7 @@ class Flow:
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
-        """Return the readers of some values ending a walk."""
+        """Return the readers of these values that end a walk."""
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]
 
 
@@ -275,22 +275,22 @@ def reach(
 ) -> set[Node]:
     """Return all nodes within reach of the starts by repeated steps to `near`.
 
-    `enter`: True if the walk may enter a node, also one of the starts.
+    `enter`: True for a node that the walk may enter, including a start.
     """
     seen = set(filter(enter, starts))
     pending = list(seen)
     while pending:
-        fresh = {node for node in near(pending.pop()) if node not in seen and enter(node)}
-        seen |= fresh
-        pending.extend(fresh)
+        found = {node for node in near(pending.pop()) if node not in seen and enter(node)}
+        seen |= found
+        pending.extend(found)
     return seen
 
 
 @once
-def _seams(view: View) -> nx.DiGraph[ValueId]:
+def _body_edges(view: View) -> nx.DiGraph[ValueId]:
     """Return the edges into and out of bodies and between their iterations, from source to target."""
-    seams: nx.DiGraph[ValueId] = nx.DiGraph()
-    seams.add_edges_from(view.carried)
+    edges: nx.DiGraph[ValueId] = nx.DiGraph()
+    edges.add_edges_from(view.carried)
     for scope in view.scopes:
         op = view.ops[scope.owner] if scope.owner is not None else None
         if op is None or op.kind not in BODY_PORTS:
@@ -300,5 +300,5 @@ def _seams(view: View) -> nx.DiGraph[ValueId]:
             owner_input = 1
         inputs = zip(op.inputs[owner_input:], scope.inputs[body_input:], strict=False)
         outputs = zip(scope.outputs[body_output:], op.outputs, strict=False)
-        seams.add_edges_from((a, b) for a, b in (*inputs, *outputs) if a is not None and b is not None)
-    return seams
+        edges.add_edges_from((a, b) for a, b in (*inputs, *outputs) if a is not None and b is not None)
+    return edges

@@ -19,7 +19,7 @@ from amp_rewrite.ir.view import Op, ValueId, View
 
 
 class Size(NamedTuple):
-    """A product of a number and sorted names. A plain integer or name is an int or a str instead."""
+    """A product of a number and sorted names; a plain number or name is an int or a str instead."""
 
     factor: int
     names: tuple[str, ...]
@@ -29,12 +29,12 @@ class Size(NamedTuple):
 
 
 Dim = int | str | Size | None
-"""The length of an axis: a number, a name, or a product of these; None if unknown. Equal names are equal lengths."""
+"""The length of an axis: a number, a name, or a product of these; None if unknown. Equal names mean equal lengths."""
 Dims = tuple[Dim, ...]
 INVENTED_PREFIX = "unk__"
-"""Prefix of names that inference makes up; the same size may get another name in the next run."""
+"""Prefix of names made up by inference; the same size may get another name in the next run."""
 MAX_AXES: int = getattr(np, "MAXDIMS", 64)
-"""Most axes of an array in numpy: 64, and 32 before version 2."""
+"""Maximum number of axes of a numpy array: 64, or 32 before version 2."""
 
 
 def plus(a: Dim, b: Dim) -> Dim:
@@ -103,7 +103,7 @@ Contents = tuple[Dim, ...]
 
 @dataclass(slots=True)
 class InventedNames:
-    """Made-up names for sizes, equal for equal formulas, and upper bounds of these sizes."""
+    """Made-up names for sizes, the same for equal formulas, and upper bounds of these sizes."""
 
     names: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, set[Dim]] = field(default_factory=dict)
@@ -120,13 +120,13 @@ class InventedNames:
         return total if total is not None or None in dims else self.name(" + ".join(sorted(map(str, dims))))
 
     def is_at_most(self, small: Dim, large: Dim) -> bool:
-        """True if the first size certainly does not exceed the second."""
+        """True if the first size is known not to exceed the second."""
         return isinstance(small, str) and large in self.bounds.get(small, ())
 
 
 @dataclass(slots=True)
 class OpInputs:
-    """The inputs of an op: dimensions, and elements of small integer tensors."""
+    """The inputs of an op: their dimensions, and the elements of small integer tensors."""
 
     op: Op
     dims: Sequence[Dims | None]
@@ -145,7 +145,7 @@ class OpInputs:
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:
-        """Return the elements of an input; ValueError unless all are numbers."""
+        """Return the elements of an input; ValueError unless all are known numbers."""
         contents = self.elements(slot)
         numbers = tuple(d for d in contents if isinstance(d, int))
         if len(numbers) < len(contents):
@@ -153,7 +153,7 @@ class OpInputs:
         return numbers
 
     def broadcast_dim(self, a: Dim, b: Dim) -> Dim:
-        """Return the broadcast of two sizes, equal unless one is 1."""
+        """Return the size to which two sizes broadcast; they are equal unless one is 1."""
         if a is None or b is None:
             return a if b == 1 else b if a == 1 else next((d for d in (a, b) if isinstance(d, int) and d > 1), None)
         if a in (b, 1) or self.invented.is_at_most(a, b):
@@ -219,15 +219,15 @@ def _elementwise(rule: Callable[..., Dim]) -> Callable[[OpInputs], Contents]:
 
     def apply(inputs: OpInputs) -> Contents:
         operands = [inputs.elements(slot) for slot in range(len(inputs.contents))]
-        longest = max(map(len, operands))
-        aligned = (x if len(x) == longest else x * longest for x in operands)
+        length = max(map(len, operands))
+        aligned = (x if len(x) == length else x * length for x in operands)
         return tuple(rule(*row) for row in zip(*aligned, strict=True))
 
     return apply
 
 
 def _equal(a: Dim, b: Dim) -> Dim:
-    """Compare sizes; a negative number differs from all of them."""
+    """Compare sizes; a negative number differs from every size."""
     if a is None or b is None:
         return None
     if (isinstance(a, int) and isinstance(b, int)) or a == b:
@@ -237,7 +237,7 @@ def _equal(a: Dim, b: Dim) -> Dim:
 
 
 def _quotient(a: Dim, b: Dim) -> Dim:
-    """Divide as ONNX divides integers; the operands are not negative."""
+    """Divide as ONNX divides nonnegative integers."""
     if isinstance(a, int) and isinstance(b, int) and a >= 0 and b > 0:
         return a // b
     return over(a, b)
@@ -258,4 +258,4 @@ CONTENTS: Mapping[str, Callable[[OpInputs], Contents | None]] = {
     "Sub": _elementwise(minus),
     "Where": _elementwise(lambda test, a, b: (a if test else b) if isinstance(test, int) else None),
 }
-"""Rules by op for the elements of its result."""
+"""Rules for the elements of an op's result, by op."""

@@ -16,7 +16,7 @@ def as_names(names: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def unused(name: str, taken: Container[str]) -> str:
-    """Return the name, followed by as many "_" as it takes to be free."""
+    """Return the name, followed by as many "_" as it takes to make it unused."""
     while name in taken:
         name += "_"
     return name
@@ -29,14 +29,14 @@ def claimed(name: str, taken: set[str]) -> str:
 
 
 def unused_prefix(prefix: str, taken: Iterable[str]) -> str:
-    """Return the prefix, followed by as many "_" as it takes for no name to start with it."""
+    """Return the prefix, followed by as many "_" as it takes until no name starts with it."""
     while any(name.startswith(prefix) for name in taken):
         prefix += "_"
     return prefix
 
 
 def numbered(name: str, taken: set[str]) -> str:
-    """Return the first free name of `name`, `name_2`, `name_3` …, and add it to `taken`."""
+    """Return the first unused name of `name`, `name_2`, `name_3` …, and add it to `taken`."""
     free, number = name, 1
     while free in taken:
         number += 1

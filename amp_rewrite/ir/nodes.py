@@ -3,7 +3,7 @@
 Ids are positions in the view's sequences. Classes with hundreds of thousands of instances in a large model are named
 tuples: a frozen dataclass takes four times as long to create and three times as long to hash.
 
-Types are inferred from schemas, input types and attributes only. Shapes are not used, and declarations are not trusted,
+Types are inferred only from schemas, input types and attributes. Shapes are not used, and declarations are not trusted,
 since `value_info` may be missing or wrong.
 """
 
@@ -46,14 +46,14 @@ class Use(NamedTuple):
 
 
 class Op(NamedTuple):
-    """A node. `None` in `inputs` and `outputs` stands for an omitted optional one."""
+    """A node. In `inputs` and `outputs`, None marks an omitted optional one."""
 
     id: OpId
     scope: ScopeId
     domain: str
     op_type: str
     name: str
-    """The node's name; for a node without one, a stable name made of scope, type and position."""
+    """The node's name; for a node without one, a stable name from its scope, type and position."""
     node: NodeProto
     inputs: tuple[ValueId | None, ...]
     outputs: tuple[ValueId | None, ...]
@@ -94,7 +94,7 @@ class Value(NamedTuple):
 
 @dataclass(slots=True)
 class Scope:
-    """A graph: the main one or a body. `owner`: the op with the body."""
+    """A graph: the main graph or a body. `owner`: the op of the body."""
 
     id: ScopeId
     parent: ScopeId | None
@@ -118,11 +118,11 @@ class TypeVariable(NamedTuple):
 
 Types = Sequence[ValueType | None]
 
-_REMEMBERED = 1 << 12  # a model has few kinds of nodes, even where it has many nodes
+_CACHE_SIZE = 1 << 12  # even a model with many nodes has few kinds of nodes
 
 
 def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    """Return the type of an op's output; None, or a dtype of None, if it is unknown. ModelError if types clash."""
+    """Return the type of an op's output; None or a dtype of None if unknown. ModelError if the input types clash."""
     if op.bodies and not op.domain:
         return _body_result(op, slot, types, scopes)
     if op.signature is None:
@@ -131,13 +131,13 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
     vtype, settled = _by_schema(op.signature, slot, inputs)
     if settled:
         return vtype
-    _bound(op, types)  # for its errors
+    _bound(op, types)  # raises its errors
     return vtype and vtype.of(explicit_dtype(op.node, inputs) or vtype.dtype)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _by_schema(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> tuple[ValueType | None, bool]:
-    """Return the type of an output in the schema, and True unless an attribute may set another element type."""
+    """Return an output's type by the schema, and True unless an attribute may set another element type."""
     formal = signature.output(slot)
     if formal is None or formal.fixed is not None:
         return (formal.fixed, True) if formal is not None else (None, False)
@@ -160,7 +160,7 @@ def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
 
 
 def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
-    """Yield the inputs of unknown type, such as results of unknown ops, with the one type allowed by their op."""
+    """Yield each input of unknown type, for example from an unknown op, with the only type that the op allows."""
     for slot, value in enumerate(op.inputs):
         if value is not None and types[value] is None and op.signature is not None:
             formal = op.signature.input(slot)
@@ -176,7 +176,7 @@ def _bound(op: Op, types: Types) -> Mapping[str, ValueType]:
     return binding
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
     """Return the type bound to each variable by these inputs, or an error message if they clash."""
     binding: dict[str, ValueType] = {}
@@ -191,7 +191,7 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
         bound = binding.setdefault(formal.variable, actual)
         if bound.dtype is not actual.dtype:
             return (
-                f": inputs {first[formal.variable]} and {slot} must have one element type, "
+                f": inputs {first[formal.variable]} and {slot} must have the same element type, "
                 f"but they are {bound} and {actual}; correct it, or export the model again"
             )
         first.setdefault(formal.variable, slot)
@@ -201,12 +201,12 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
 # -- bodies ------------------------------------------------------------------------------------------
 
 BODY_PORTS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
-"""The first input of an op, the input of its body that gets it, and the first output of the body that the op returns. A
-Loop's body starts with the iteration number and the condition as inputs, and with the condition as an output."""
+"""The first input that an op passes to its body, the body's first input from the op, and the first output that the op
+returns. A Loop's body also has the iteration number and the condition as inputs, and the condition as an output."""
 
 
 def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> Types:
-    """Return the types of a body's formal inputs, from the types of its owner's inputs."""
+    """Return the types of a body's formal inputs, based on the types of its owner's inputs."""
     if domain:
         return ()
     if node.op_type == "Loop":
@@ -228,7 +228,7 @@ def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterable[tuple[Val
 
 
 def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    at = slot + (op.op_type == "Loop")  # after the condition
+    at = slot + (op.op_type == "Loop")  # the condition comes first
     for body in op.bodies if op.op_type == "If" else op.bodies[:1]:
         outputs = scopes[body].outputs
         result = types[outputs[at]] if at < len(outputs) else None

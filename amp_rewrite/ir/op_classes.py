@@ -1,4 +1,7 @@
-"""Sets of operators, made from the table in `ops`. Ops are named as in `Op.kind`; an op without a row is in no set."""
+"""Sets of operators, made from the table in `ops`.
+
+Ops are named as in `Op.kind`. An op without a row is not in any set.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ def _walked(*ways: Way) -> dict[str, Sequence[int]]:
     return {op: row.slots for op, row in OPS.items() if row.way in ways and Trait.CARRIES in row.traits}
 
 
-# -- how numbers travel ------------------------------------------------------------------------------
+# -- paths of numbers --------------------------------------------------------------------------------
 
 COPIES = _walked(Way.COPY)  # ops that only copy elements of these inputs
 SELECTIONS = {op: slots for op, slots in _walked(Way.SELECT).items() if op != "Relu"}
 """Ops that copy elements of these inputs, chosen by a comparison."""
 ARITHMETIC = _walked(Way.SUM, Way.SCALE, Way.FUNCTION) | {"Relu": (0,)}  # elementwise arithmetic
 REDUCTIONS = _walked(Way.REDUCE)  # small reductions and running sums
-CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}  # all ops that a walk along numbers can pass
+CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}  # all ops that walks pass through
 KEEP_SCALE: Slots = {**COPIES, **SELECTIONS, "MaxPool": (0,), "Relu": (0,)}
-"""Ops that copy elements of these inputs, or write 0, so quantized values keep their scale."""
+"""Ops that copy elements of these inputs or write 0, so that quantized values keep their scale."""
 
 # -- copies of numbers -------------------------------------------------------------------------------
 
-RELABELS = _ops(Trait.RELABELS)  # ops that change at most the shape; no memory moves
+RELABELS = _ops(Trait.RELABELS)  # ops that change at most the shape, without moving memory
 MOVES = _ops(Trait.MOVES)  # ops that move or repeat all elements of their first input
-SCATTERS = _ops(Trait.SCATTERS)  # ops that copy their first input and write input 2 to places given by an input
-FILLS = SCATTERS | {"Pad"}  # ops that copy their first input and write input 2 to some places
+SCATTERS = _ops(Trait.SCATTERS)  # ops that copy their first input, and write input 2 to places in another input
+FILLS = SCATTERS | {"Pad"}  # ops that copy their first input, and write input 2 to some places
 CASTS = _ops(Trait.CASTS)  # ops that only change the element type
 TABLES = _ops(Trait.TABLE)  # ops that look up rows of a weight, like an embedding
 ELEMENTLESS = _ops(Trait.ELEMENTLESS)  # ops that read the shape of a value, but not its elements
@@ -42,7 +45,7 @@ ELEMENTLESS = _ops(Trait.ELEMENTLESS)  # ops that read the shape of a value, but
 
 RANDOM = _ops(Trait.RANDOM)  # ops that draw random numbers
 UNREPEATABLE = RANDOM | {"Dropout"}  # ops whose results may differ from run to run
-GENERATORS = _ops(Trait.GENERATES)  # generators of constants. No provider has a half-precision kernel for them.
+GENERATORS = _ops(Trait.GENERATES)  # generators of constants, for which no provider has a half-precision kernel
 LABEL_LOSSES = _ops(Trait.LABEL_LOSS)  # losses that compare scores with labels
 QUANTIZES, DEQUANTIZES = _ops(Trait.QUANTIZES), _ops(Trait.DEQUANTIZES)
 """Ops that convert to and from integers or 8-bit floats with a scale, including those of onnxruntime."""
@@ -61,9 +64,9 @@ MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops(Trait.MAGNIFIES), (0,))}
 """Ops for which small elements of these inputs matter as much as large ones."""
 COMPARISONS = _ops(Trait.COMPARES)  # comparisons of two values, element by element
 EXACT = _ops(Trait.EXACT)
-"""Ops whose results of low values are low values, whatever the attributes: copies, selections, and roundings to
-integers. Their float32 kernels return low values for all inputs, including infinities; MaxPool starts from the lowest
-float32, so it is not exact. `dataflow.exact` adds ops that are exact with some attributes."""
+"""Ops that return low values for low values, regardless of their attributes: copies, selections, and roundings to
+integers. Their float32 kernels return low values for all low inputs, including infinities; MaxPool starts from the
+lowest float32, so it is not exact. `dataflow.exact` adds ops that are exact with some attributes."""
 
 # -- magnitudes --------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ BOUNDED = frozenset(
 SOFTMAXES = _ops(Trait.SOFTMAX)  # softmax, its logarithm, and onnxruntime's softmax of a sum
 
 LONG_SUMS = _ops(Trait.LONG_SUM)  # sums along axes
-GROWS = _ops(Trait.GROWS)  # ops whose results can outgrow their inputs
+GROWS = _ops(Trait.GROWS)  # ops whose results can be much larger than their inputs
 CHOOSES = COMPARISONS | {op for op, row in OPS.items() if Need.ORDER in row.needs.values()}
 """Ops whose results depend on which number is larger."""
 
@@ -84,7 +87,7 @@ PRODUCTS = _ops(Trait.MULTIPLIES)  # matrix products
 LAYERS = _ops(Trait.LAYER)  # products and convolutions of two operands and perhaps a bias
 RECURRENT = _ops(Trait.RECURRENT)  # recurrent cells
 TENSOR_CORE_STEP = 8  # terms that tensor cores sum at once
-LARGE_WEIGHT = 1 << 22  # elements; such a weight is worth a layout of its own
+LARGE_WEIGHT = 1 << 22  # elements; a weight of this size is worth its own layout
 HEAVY = frozenset(op for op, row in OPS.items() if row.way is Way.PRODUCT) - INTEGER
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 

@@ -1,7 +1,8 @@
 """The table of ops, with facts about each operator beyond its schema.
 
-Painting, facts and needs, placement, shape inference and range shifting read it. A new operator is one row here and one
-entry in `lists/`. An op without a row belongs to no class; `op_classes` has the sets of ops by trait.
+It is used for painting, facts and needs, placement, shape inference and range shifting. A new operator needs one row
+here and one entry in `lists/`. An op without a row does not belong to any class; `op_classes` has the sets of ops by
+trait.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ ALL = range(1 << 16)
 
 
 class Way(Enum):
-    """How an op computes the numbers of its result from those of its inputs.
+    """Kinds of computation of an op's result from its inputs.
 
-    PRODUCT ops count as heavy in placement. PRODUCT and SCALE ops stay float32 if the low type loses digits of their
+    PRODUCT ops count as heavy in placement. PRODUCT and SCALE ops stay in float32 if the low type loses digits of their
     constants.
     """
 
@@ -39,7 +40,7 @@ class Way(Enum):
 
 
 class Need(Enum):
-    """The information that a reader needs from a value and a low type may lose."""
+    """Information that a reader needs from a value, and that a low type may lose."""
 
     EXACT = "the exact number"
     SIDE = "the side of another number that it is on"
@@ -99,8 +100,8 @@ PASSED: Mapping[Way, frozenset[Need]] = {
     **dict.fromkeys((Way.PRODUCT, Way.NORM), _ALWAYS),
     Way.FUNCTION: _ALWAYS | {Need.EXACT},
 }
-"""The needs that an op passes from its result to its inputs, by its way. A new member of Need is among `_EVERY` and
-`_SUMMED`; functions, products and norms pass it only if named here or in their rows."""
+"""The needs that an op passes from its result to its inputs, by its way. A new member of Need is in `_EVERY` and
+`_SUMMED`; functions, products and norms pass it on only if it is named here or in their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +111,18 @@ class OpRow:
     Args:
         way: how the result is computed from the inputs.
         traits: the classes of the operator.
-        slots: the inputs whose numbers reach the result.
+        slots: the inputs with numbers that reach the result.
         shapes: inputs with a shape, an axis, a size, a scale, a count or a position.
-        needs: needs of inputs, whatever reads the result.
-        passes: needs of the result passed on to `slots`; by default those of the way.
+        needs: needs of inputs, independent of the readers of the result.
+        passes: needs of the result passed on to `slots`; by default the needs of the way.
         low, high: bounds of the result for any input.
         small: the result may be far smaller than the inputs.
         near_one: different inputs may give results that differ only in their distance from 1.
         whole: the result consists of whole numbers.
-        bends: the result is not linear in the inputs, contrary to the way.
+        bends: the result is not linear in the inputs, unlike that of other ops of this way.
         keeps: facts about the input that also hold for the result of a function.
-        states: the inputs that are states, each with the output for the next state.
-        kept: a type variable that stays float32, since kernels compute in or read float32 anyway.
+        states: the inputs that are states, each with the output of its next state.
+        kept: a type variable that stays float32, since kernels use float32 for it anyway.
     """
 
     way: Way

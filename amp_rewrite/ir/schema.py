@@ -1,4 +1,4 @@
-"""Operator schemas: type variables, legal types, and attributes setting types."""
+"""Operator schemas: type variables, legal types, and attributes for types."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ValueType(NamedTuple):
 
     @property
     def onnx_spelling(self) -> str:
-        """The spelling in schemas: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
+        """The name in schemas: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
         inner = f"tensor({self.dtype.onnx_name})" if self.dtype else "unknown"
         if self.container == TENSOR:
             return inner
@@ -79,7 +79,7 @@ def type_of_proto(proto: onnx.TypeProto) -> ValueType | None:
 
 
 def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
-    """Change the element type inside a TypeProto of tensors, sequences and optionals of tensors."""
+    """Change the element type in a TypeProto of a tensor, or of a sequence or an optional of tensors."""
     while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
         proto = getattr(proto, kind).elem_type
     if kind == "tensor_type":
@@ -88,7 +88,7 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A formal input or output. `variable`: its type variable, the one linked to it, or the spelling of `fixed`."""
+    """A formal input or output. `variable`: its type variable, a linked variable, or the name of the type `fixed`."""
 
     type: str
     variable: str
@@ -129,7 +129,7 @@ class Signature:
     def input_variable(self, slot: int) -> str | None:
         """Return the type variable of an input, such as `T`, or `V[2]` for a heterogeneous variadic input.
 
-        For an input with a fixed type, it is the spelling of that type. None past the last formal input.
+        For an input with a fixed type, this is the name of the type. None past the last formal input.
         """
         formal = _formal(self.inputs, slot)
         return formal.variable if formal is not None else None
@@ -154,7 +154,7 @@ def _formal(params: tuple[Param, ...], slot: int) -> Param | None:
 
 
 def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return onnx's schema of an operator at an opset version of its domain; None if onnx does not know it."""
+    """Return onnx's schema of an operator at an opset version of its domain; None if it is unknown to onnx."""
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -194,9 +194,9 @@ def _contrib_name(domain: str, op_type: str) -> str:
 
 
 def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator of ai.onnx refused by onnx's checker, but perhaps accepted by a runtime.
+    """True for an operator of ai.onnx that onnx's checker rejects, but a runtime may accept.
 
-    It is unknown to onnx at this opset, or deprecated there with a function that runtimes still compute.
+    The operator is unknown to onnx at this opset, or deprecated with a function that runtimes still compute.
     """
     if normal_domain(domain):
         return False
@@ -207,7 +207,7 @@ def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
 def is_runtime_only(domain: str, op_type: str, opset: int) -> bool:
     """True for an operator of ai.onnx known to onnxruntime at this opset, but not to onnx.
 
-    Its optimizers write LayerNormalization before opset 17, and SimplifiedLayerNormalization at any opset.
+    Onnxruntime's optimizers write LayerNormalization before opset 17, and SimplifiedLayerNormalization at any opset.
     """
     in_runtime = _contrib_name("", op_type) in contrib_schemas()
     return in_runtime and not normal_domain(domain) and onnx_schema("", op_type, opset) is None
@@ -224,14 +224,14 @@ def _table(name: str) -> Mapping[str, Any]:
     return ops
 
 
-# Variables that share an element type: one is a tensor type, the other a container of tensors.
+# Pairs of variables with the same element type: one is a tensor type, the other a container of tensors.
 _SEQUENCES = ("SequenceAt", "SequenceInsert", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence")
 _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {
     **{("", op): {"S": "T"} for op in _SEQUENCES},
     **{("", op): {"O": "V"} for op in ("Optional", "OptionalGetElement")},
 }
 
-# The attribute that sets the element type of the output, by operator; its value is a DataType code.
+# Attributes that set the element type of the output, by operator; the value is a DataType code.
 DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     **{("", op): "output_datatype" for op in GENERATORS},
     **{("", op): "dtype" for op in (*RANDOM, "EyeLike", "SequenceEmpty")},
@@ -242,10 +242,10 @@ DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     ("com.microsoft", "GemmFloat8"): "dtype",
 }
 
-# Attributes that set the type of a computation inside an operator; their value is a DataType code.
+# Attributes that set the type of a computation inside an operator; the value is a DataType code.
 INNER_DTYPE_ATTRIBUTES = frozenset({"stash_type", "softmax_precision", "precision"})
 
-# Without the attribute, the output has the type of this input; for other operators, float32.
+# Without the attribute, the output has the type of this input; for operators not listed, it is float32.
 IMPLIED_BY_INPUT: Mapping[str, int] = {
     **dict.fromkeys(("EyeLike", "Bernoulli", "RandomNormalLike", "RandomUniformLike"), 0),
     "DequantizeLinear": 1,
@@ -279,7 +279,7 @@ InputTypes = Sequence[ValueType | None]
 def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
     """Return the element type of an output if an attribute or a rule of the operator sets it.
 
-    None if the type constraints of the schema decide.
+    None if the type follows from the type constraints of the schema.
     """
     key = _, op = normal_domain(node.domain), node.op_type
     name = DTYPE_ATTRIBUTES.get(key)
@@ -287,12 +287,12 @@ def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
         rule = _OUTPUT_RULES.get(key)
         return rule(node, inputs) if rule else None
     given = attribute(node, name)
-    if given is not None and (given.i or given.s):  # before opset 6, Cast spells the type out
+    if given is not None and (given.i or given.s):  # before opset 6, Cast gives the type as text
         code = _CODES.get(given.s.decode("utf-8", "replace"), 0) if given.s else given.i
         if code in _CODES.values() and code:
             return DType.of(code)
         what = f"{given.s[:80] or given.i!r}, which is not an element type"
-        raise ModelError(f"node {node.name or node.output[0]!r} ({op}) has {name}={what}; export it again")
+        raise ModelError(f"node {node.name or node.output[0]!r} ({op}) has {name}={what}; export the model again")
     slot = IMPLIED_BY_INPUT.get(op)
     if slot is None:
         return DType.INT32 if op == "Multinomial" else DType.FLOAT
@@ -306,7 +306,7 @@ _CODES = dict(TensorProto.DataType.items())
 
 
 def _dtype_in_attributes(node: NodeProto, inputs: InputTypes) -> DType | None:
-    """Return the type of the values or labels in an attribute; the attribute's name has the type of labels."""
+    """Return the type of the values or labels in an attribute; the name of the attribute tells the type of labels."""
     for a in node.attribute:
         if a.name in ("value", "values_tensor"):
             return DType.of(a.t.data_type)

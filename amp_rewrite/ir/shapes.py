@@ -1,6 +1,6 @@
 """Shapes of values: inferred by onnx, and followed through the shape computations of exporters.
 
-Equal names stand for equal sizes. Inputs are assumed not to be empty, since a model computes nothing for an empty one.
+Equal names mean equal sizes. Inputs are assumed not to be empty, since a model computes nothing for an empty input.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 Shape = tuple[int | None, ...]
 DeclaredDims = tuple[int | str | None, ...]
-"""A shape as declared in a model, with known, named or unknown dimensions."""
+"""A declared shape, with known, named or unknown dimensions."""
 
-# Errors of inference for contradictory models; shapes stay unknown then.
+# Errors of inference for contradictory models, which leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
-_LONGEST_RANGE = 1 << 20
+_MAX_RANGE_LENGTH = 1 << 20
 
 
 def elements(sizes: Sequence[int | None] | None) -> int | None:
@@ -58,7 +58,7 @@ def elements(sizes: Sequence[int | None] | None) -> int | None:
 
 
 def combined_elements(view: View, op: Op) -> int | None:
-    """Return the number of elements combined into each result of a reduction; None if it is unknown."""
+    """Return the number of elements combined into each result of a reduction; None if unknown."""
     axes, shape = axes_of(view, op), shape_of(view, op.inputs[0]) or ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return None
@@ -86,11 +86,11 @@ def _long_range(view: View, op: Op) -> bool:
     start, limit, delta = (number(view, value) for value in (*op.inputs, None, None, None)[:3])
     if start is None or limit is None or not delta:
         return False
-    return not abs((limit - start) / delta) <= _LONGEST_RANGE
+    return not abs((limit - start) / delta) <= _MAX_RANGE_LENGTH
 
 
 def _declared_shapes(view: View, inferred: GraphProto) -> dict[ValueId | None, Dims]:
-    """Return the shapes declared in a graph after inference, and those of constants."""
+    """Return the shapes declared in a graph after inference, and the shapes of constants."""
     dims_by_value: dict[ValueId | None, Dims] = {}
     graphs = all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)
     for graph, values in zip(graphs, view.values_of, strict=False):
@@ -98,7 +98,7 @@ def _declared_shapes(view: View, inferred: GraphProto) -> dict[ValueId | None, D
         for formal in (*graph.input, *graph.value_info, *graph.output):
             if formal.name in ids and (dims := declared_dims(formal)) is not None:
                 dims_by_value[ids[formal.name]] = dims
-    # A stub is an input of the skeleton; Constants have no declaration of their own.
+    # A stub is an input of the skeleton, and Constants are not declared.
     dims_by_value.update((v.id, tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
     return dims_by_value
 
@@ -107,7 +107,7 @@ def _inferred(view: View, through_values: bool) -> GraphProto:
     skeleton = view.model.skeleton()
     deep = through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
     if deep and view.opset == FIRST_ALLOWZERO - 1:
-        # The next opset infers through Reshape; otherwise, the shapes are the same.
+        # At the next opset, onnx infers shapes through Reshape; all other shapes are the same.
         skeleton = clone(skeleton)
         for imported in skeleton.opset_import:
             imported.version += normal_domain(imported.domain) == ""
@@ -117,18 +117,18 @@ def _inferred(view: View, through_values: bool) -> GraphProto:
 
 
 def declared_dims(formal: ValueInfoProto) -> DeclaredDims | None:
-    """Return the dimensions in a declaration; None if it has no rank, or an impossible shape."""
+    """Return the dimensions in a declaration; None for an unknown rank or an impossible shape."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    # Iterating over a slice takes half as long.
+    # Iterating over a slice is twice as fast.
     dims = tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim[:]])
     return dims if _possible(dims) else None
 
 
 @lru_cache(1 << 12)
 def _possible(dims: DeclaredDims) -> bool:
-    """True if a value can have these dimensions: at most MAX_AXES, none negative, an addressable element count."""
+    """True if a value can have these dimensions: at most MAX_AXES, none of them negative, with few enough elements."""
     if any(isinstance(size, bytes) for size in dims):
         return False  # its name is not UTF-8
     sizes = [size or 1 for size in dims if isinstance(size, int)]
@@ -152,7 +152,7 @@ class _ShapeWalk:
     shapes: dict[ValueId | None, Dims]
     contents: dict[ValueId, Contents] = field(default_factory=dict)
     same: dict[str, Dim] = field(default_factory=dict)
-    """Names of the model, with another expression for the same size."""
+    """Names of sizes in the model, each with another expression for the same size."""
     invented: InventedNames = field(default_factory=InventedNames)
 
     def dims(self) -> Mapping[ValueId | None, Dims]:
@@ -161,7 +161,7 @@ class _ShapeWalk:
                 self.follow(op)
             elif op.kind == "Split" and (whole := self.at(op.inputs[0])):
                 axis = int_attribute(op.node, "axis", 0) % len(whole)
-                for part in op.results:  # onnx does not infer them if one is empty
+                for part in op.results:  # onnx does not infer the parts if one is empty
                     self.shapes.setdefault(part, (*whole[:axis], None, *whole[axis + 1 :]))
         return {value: self.renamed(dims) for value, dims in self.shapes.items()}
 
@@ -176,7 +176,7 @@ class _ShapeWalk:
         result = op.outputs[0]
         inferred, counts = self.at(result), self.view.dtype(result) in INTEGERS
         if result is None or (not counts and inferred is not None and all(isinstance(d, int) for d in inferred)):
-            return  # onnx knows the shape, and floats cannot be the shape of another value
+            return  # the shape is known, and floats cannot be the shape of another value
         contents = [self.contents[v] if v in self.contents else integer_contents(self.view, v) for v in op.inputs]
         inputs = OpInputs(op, [self.at(v) for v in op.inputs], contents, self.invented)
         dims = _ruled(RULES, inputs)
@@ -203,7 +203,7 @@ def _better(followed: Dim, inferred: Dim) -> Dim:
 # -- rules: the dimensions of an op's first result --------------------------------------------------
 
 
-# Errors of a rule: a size is unknown, or ranks, axes, bounds and steps do not match.
+# Errors of a rule if a size is unknown, or if ranks, axes, bounds or steps do not match.
 _MISMATCHES = (ValueError, IndexError, ArithmeticError)
 
 
@@ -257,7 +257,7 @@ def _sliced(inputs: OpInputs) -> Dims | None:
     return tuple(dims)
 
 
-_TO_THE_END = 2**31 - 1  # exporters write this, or the largest int64
+_OPEN_END = 2**31 - 1  # exporters write this number or the largest int64 for a slice to the end
 
 
 def _cut(inputs: OpInputs, whole: Dim, start: Dim, end: Dim) -> Dim:
@@ -265,7 +265,7 @@ def _cut(inputs: OpInputs, whole: Dim, start: Dim, end: Dim) -> Dim:
         return None
     if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int):
         return len(range(*slice(start, end).indices(whole)))
-    last = end == whole or (isinstance(end, int) and end >= _TO_THE_END)
+    last = end == whole or (isinstance(end, int) and end >= _OPEN_END)
     if last and is_nonnegative(minus(whole, start)) and is_nonnegative(start):
         return minus(whole, start)
     bounds: list[Dim] = [whole]
@@ -290,4 +290,4 @@ RULES: Mapping[str, Callable[[OpInputs], Dims | None]] = {
     "Reshape": _reshaped,
     "Slice": _sliced,
 }
-"""Shape rules for the first result of an op."""
+"""Shape rules for the first result of an op, by op."""

@@ -1,7 +1,7 @@
 """The first ai.onnx opset or IR version with each feature used here.
 
-`files` comes before this wing and has its own: `files.loading.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
-Constants in `files.skeleton`. Everything else comes from the kernel tables and onnx's schemas.
+`files` does not import this module and has its own constants: `files.loading.FIRST_IR_WITH_OPSET_IMPORTS`, and the
+opset of sparse Constants in `files.skeleton`. All other versions are in the kernel tables and onnx's schemas.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FIRST_IR_WITH_FREE_INITIALIZERS = 4  # an initializer need not be an input; as an input it is the default
-FIRST_CAST_BY_CODE = 6  # Cast has its type as a number; before, as a string
+FIRST_CAST_BY_CODE = 6  # Cast takes its type as a number; before, as a string
 FIRST_WHERE = 9
 FIRST_UNBATCHED_SCAN = 9  # Scan has no batch axis, and no `sequence_lens` before its other inputs
-FIRST_INFERENCE_BATCH_NORM = 9  # the statistics of BatchNormalization are per channel only
+FIRST_INFERENCE_BATCH_NORM = 9  # the statistics of BatchNormalization are always per channel
 FIRST_CLIP_WITH_INPUTS = 11  # the bounds of Clip are inputs; before, attributes
 FIRST_PAD_WITH_INPUTS = 11  # the sizes and the fill of Pad are inputs; before, attributes
 FIRST_RESIZE_WITH_REGION = 11
@@ -31,7 +31,7 @@ FIRST_FUSED: Mapping[str, int] = {
     "RMSNormalization": 23,
     "Softmax": FIRST_ROW_SOFTMAX,
 }
-"""The first opset with an operator for a computation that older models write out op by op."""
+"""The first opset with an operator for a computation otherwise written out op by op."""
 FIRST_STASHED: Mapping[str, int] = {"GroupNormalization": 21}
 """The first opset in which the function body of an operator casts to the type in `stash_type` and back."""
 MEANING_CHANGES: Mapping[str, tuple[int, ...]] = {
@@ -49,5 +49,5 @@ MEANING_CHANGES: Mapping[str, tuple[int, ...]] = {
 """The opsets at which the meaning of an operator changes: scale per channel instead of per group, another default,
 renamed modes, one axis instead of all later axes, other inputs."""
 OLDEST_SOURCE = 7  # the oldest opset that a model is moved from; before, attributes control broadcasting
-OLDEST_MOVED = 13  # the oldest that a model is moved to, the first with bfloat16 and with most float16 kernels
-NEWEST_MOVED = 24  # the newest that a model is moved to by default, that of the kernel table
+OLDEST_MOVED = 13  # the oldest that a model is moved to, the first with bfloat16 and most float16 kernels
+NEWEST_MOVED = 24  # the newest that a model is moved to by default, the opset of the kernel table

@@ -10,7 +10,7 @@ from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir import op_classes as kinds
-from amp_rewrite.ir.dataflow import exact, fed, first_input_of, keeps_type, origin, trail
+from amp_rewrite.ir.dataflow import exact, first_input_of, is_external, keeps_type, origin, trail
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -111,7 +111,7 @@ class Free:
         op = view.producer(value)
         while op is not None and (source := self._copied_by(op)) is not None:
             value, op = source, view.producer(source)
-        if fed(view, value):
+        if is_external(view, value):
             return self._edge(value)
         if op is not None and op.kind == "Cast" and view.dtype(op.inputs[0]) is p.to:
             return LOW
@@ -137,7 +137,7 @@ class Free:
                     found.add(LOW)
                 elif integers and made is not None and not made.floating:
                     found.add(HIGH)
-            if source in view.yielded or (view.values[source].public and not fed(view, source)):
+            if source in view.yielded or (view.values[source].public and not is_external(view, source)):
                 found.add(self._edge(source))
         return found
 

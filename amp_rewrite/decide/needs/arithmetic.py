@@ -14,7 +14,7 @@ from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
-from amp_rewrite.ir.patterns.scores import MOST, scored_rows
+from amp_rewrite.ir.patterns.scores import MAX_GRID, scored_rows
 from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
@@ -330,5 +330,5 @@ def contracts(op: Op) -> bool:
 @once
 def _near(view: View, to: DType) -> frozenset[OpId]:
     """Return sums of scores and a bias, if the bias is small at the best key in each row of the softmax."""
-    rows = scored_rows(view, cache(partial(view.array, limit=MOST)))
+    rows = scored_rows(view, cache(partial(view.array, limit=MAX_GRID)))
     return frozenset(term.op.id for row in rows if row.near(to) for term in row.terms)

@@ -16,7 +16,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.ops import Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
-from amp_rewrite.ir.patterns.scores import FILL, LEAST, MOST, counts_far, is_grid
+from amp_rewrite.ir.patterns.scores import FILL, MAX_GRID, MIN_GRID, counts_far, is_grid
 from amp_rewrite.ir.view import ValueId, View
 
 INF = math.inf
@@ -304,8 +304,8 @@ def _counting(facts: Facts, value: ValueId, fact: Fact) -> Fact:
     weight = all(row.way is Way.PRODUCT and slot in row.slots for row, slot in reads)
     if tensor is None or not tensor.dims or weight:
         return fact
-    far = fact.size > facts.reach and tensor.dims[-1] >= LEAST
-    numbers = facts.view.array(value, MOST) if far or is_grid(facts.view, value) else None
+    far = fact.size > facts.reach and tensor.dims[-1] >= MIN_GRID
+    numbers = facts.view.array(value, MAX_GRID) if far or is_grid(facts.view, value) else None
     if numbers is None or not (is_grid(facts.view, value) or counts_far(numbers, facts.to)):
         return fact
     best = np.where(numbers > -FILL, numbers, -np.inf).max(axis=-1)

@@ -1,4 +1,4 @@
-"""Clusters: normalizations, softmaxes and activations written out op by op, and integer ops between quantizers."""
+"""Clusters (normalizations, softmaxes and activations written out op by op), and integer ops between quantizers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS,
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 ANCHORS = frozenset(("Sqrt", "Pow", "ReduceL2", "ReduceMax", "Erf", "Tanh"))
-"""Each cluster has one of these ops."""
+"""Each cluster contains one of these ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The ops of one computation ("layer_normalization", "softmax" …), which get one color.
+    """The ops of one computation ("layer_normalization", "softmax" …), which get the same color.
 
     `entry`: the value that is normalized or activated, before any Cast at the start of the cluster. `tail`: the scale
-    Mul and bias Add at the end of a normalization, with the Casts between them; `ops` contains them, too. onnxruntime
-    fuses a decomposed normalization into one node with the input `entry`, looking through Casts, and then refuses the
+    Mul and bias Add at the end of a normalization and the Casts between them, which are also in `ops`. Onnxruntime
+    fuses a decomposed normalization into one node with the input `entry`, looking through Casts, and then rejects the
     model unless scale and bias have the type of that input. `values`: the captured values of the pattern by name.
     """
 
@@ -33,12 +33,12 @@ class Cluster:
 
 @once
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
-    """Return the clusters of a model in these types, sorted by their first ops; no op is in two. O(nodes)."""
+    """Return the disjoint clusters of a model in these types, sorted by their first ops. O(nodes)."""
     if ANCHORS.isdisjoint(view.by_kind):
         return ()
-    from amp_rewrite.ir.patterns.written_out import written_out  # late: many models have no decomposed norms
+    from amp_rewrite.ir.patterns.written_out import find_clusters  # late: many models have no decomposed norms
 
-    found = (Cluster(*each) for each in written_out(view, dtypes))
+    found = (Cluster(*each) for each in find_clusters(view, dtypes))
     return tuple(sorted(found, key=lambda cluster: cluster.ops))
 
 
@@ -56,11 +56,11 @@ def snakes(view: View) -> frozenset[OpId]:
 # -- ops on integers -------------------------------------------------------------------------------
 
 _WEIGHTED = LAYERS | PRODUCTS
-"""Ops that may end an integer region: they have integer kernels with float results, too."""
+"""Ops that may end an integer region, since they also have integer kernels with float results."""
 
 
 def integer_ops(view: View) -> frozenset[OpId]:
-    """Return the ops computed on integers by runtimes, and the copies between them and their quantizers."""
+    """Return the ops that runtimes compute on integers, and the copies between these and their quantizers."""
     decoded = {v for op in view.of_kinds(DEQUANTIZES) if (v := op.outputs[0]) is not None}
     if not decoded:
         return frozenset()
@@ -70,13 +70,13 @@ def integer_ops(view: View) -> frozenset[OpId]:
     encoded: set[ValueId] = set()
     for maker in reversed(view.ops):
         encoded.update(value for value in maker.results if _encoded(view, value, encoded))
-    own = [op for op in view.ops if _on_integers(view, op, decoded, encoded)]
+    computed = [op for op in view.ops if _computes_on_integers(view, op, decoded, encoded)]
     flow = Flow(view, KEEP_SCALE)
-    before = flow.back((v for op in own for v in op.operands), decoded.__contains__)
-    behind = flow.forth((v for op in own for v in op.results), encoded.__contains__)
-    near = [op for value in behind for op in view.readers(value)]
+    before = flow.back((v for op in computed for v in op.operands), decoded.__contains__)
+    after = flow.forth((v for op in computed for v in op.results), encoded.__contains__)
+    near = [op for value in after for op in view.readers(value)]
     near += [op for value in before if (op := view.producer(value)) is not None]
-    return frozenset(op.id for op in (*own, *(copy for copy in near if flow.through(copy))))
+    return frozenset(op.id for op in (*computed, *(copy for copy in near if flow.through(copy))))
 
 
 def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:
@@ -96,7 +96,7 @@ def _encoded(view: View, value: ValueId, encoded: Collection[ValueId]) -> bool:
     return True
 
 
-def _on_integers(view: View, op: Op, decoded: Collection[ValueId], encoded: Collection[ValueId]) -> bool:
+def _computes_on_integers(view: View, op: Op, decoded: Collection[ValueId], encoded: Collection[ValueId]) -> bool:
     if op.kind in QUANTIZERS or op.signature is None or op.bodies:
         return False
     made = [v for v in op.outputs if v is not None and view.dtype(v) is DType.FLOAT]

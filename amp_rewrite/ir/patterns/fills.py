@@ -1,8 +1,8 @@
 """Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and their way through the model.
 
-A fill ends where its exact number no longer matters: in a softmax, an index, a comparison with a small number. Until
-then, it may be any number far from all others. An op needs the exact number if it adds to the fill, multiplies it by an
-unknown number, exposes it, or compares it with a number of similar size.
+A fill ends where its exact number no longer matters: in a softmax, an index, or a comparison with a small number. Until
+then, it may be any number far from all others. An op needs the exact number if it adds a number to the fill, multiplies
+it by an unknown number, exposes it, or compares it with a number of similar magnitude.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from amp_rewrite.ir.dataflow import Flow, number, orders
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 _SENTINEL = 1e30
-"""No quantity of a network is this large; a larger number is meant to win or lose every comparison."""
+"""A number beyond all quantities of a network: larger ones are meant to win or lose every comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
     """The extreme values of a constant, at or beyond the largest finite number of the low type.
 
-    `level`: the extreme value; None if there are several. `overflows`: one of them rounds to infinity.
+    `level`: the extreme value; None if there are several. `overflows`: at least one of them rounds to infinity.
     """
 
     level: float | None
@@ -48,9 +48,9 @@ def fills(view: View, to: DType) -> Mapping[ValueId, Fill]:
     return fills_among(view, to, range(len(view.values)))
 
 
-def fills_among(view: View, to: DType, values: Container[int], least: float | None = None) -> Mapping[ValueId, Fill]:
-    """Return the fills among some values; other constants are not read. `least`: the smallest magnitude of a fill."""
-    least = to.max if least is None else least
+def fills_among(view: View, to: DType, values: Container[int], minimum: float | None = None) -> Mapping[ValueId, Fill]:
+    """Return the fills among these values, without reading others. `minimum`: the smallest magnitude of a fill."""
+    minimum = to.max if minimum is None else minimum
     constants = {value: tensor for value, tensor in view.constants.items() if view.uses[value]}
     for op in view.of_kinds(("ConstantOfShape",)):
         result, element = op.outputs[0], attribute(op.node, "value")
@@ -61,28 +61,28 @@ def fills_among(view: View, to: DType, values: Container[int], least: float | No
         if value not in values or view.dtype(value) is not DType.FLOAT:
             continue
         fit = view.fit(value, to) if value in view.constants else view.model.fit(tensor, to)
-        if fit.absmax >= least:
+        if fit.absmax >= minimum:
             numbers = view.model.array(tensor)
-            beyond = numbers[(abs(numbers) >= least) & (abs(numbers) < float("inf"))]
+            beyond = numbers[(abs(numbers) >= minimum) & (abs(numbers) < float("inf"))]
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
             extreme[value] = Fill(level, fit.overflow > 0, fit.absmax)
     return extreme
 
 
-# -- where a fill goes --------------------------------------------------------------------------------
+# -- the way of a fill --------------------------------------------------------------------------------
 
 PLACES: kinds.Slots = {"Where": (1, 2), **dict.fromkeys(kinds.FILLS, (2,))}
-"""Inputs written to some places of the result."""
+"""Inputs that are written to some places of the result."""
 _PICKS = {*kinds.SELECTIONS, "TopK", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "LogSoftmax"}
-"""Ops that compare their inputs: the result is a fill where it wins, and a larger multiple is farther away."""
+"""Ops that compare their inputs. The result is the fill where it wins, and a larger multiple only wins more clearly."""
 _INDICES = {"ArgMax", "ArgMin", "IsInf", "IsNaN", "NonMaxSuppression", "NonZero", "Sign", *kinds.ELEMENTLESS}
 _SQUEEZES = (kinds.BOUNDED | kinds.SOFTMAXES | {"Exp"}) - {"Cos", "LogSoftmax", "Sin"}
-_FEW = 1 << 16  # elements; a larger constant is not compared with a fill
-_APART = 2.0**-7  # relative distance of numbers that differ in every low type
-_MARGIN = 2.0**-10  # the share of a fill that other summands may add to it
-_MORE = 4.0  # the most that an unknown factor, or a sum along an axis, multiplies a fill by
-_LEAST, _MOST = 2.0**-6, 2.0**6
-"""A fill scaled by less is no longer far from other numbers; scaled by more, it exceeds every margin."""
+_MAX_COMPARED = 1 << 16  # elements; a larger constant is not compared with a fill
+_MIN_DISTANCE = 2.0**-7  # relative; numbers farther apart differ in every low type
+_MARGIN = 2.0**-10  # other summands may change a fill by this share
+_MAX_FACTOR = 4.0  # the assumed limit of an unknown factor and of the growth by a sum along an axis
+_MIN_MULTIPLE, _MAX_MULTIPLE = 2.0**-6, 2.0**6
+"""A smaller multiple of a fill is no longer far from other numbers; a larger one exceeds every margin."""
 
 
 def bounded(level: float, to: DType) -> float:
@@ -91,7 +91,7 @@ def bounded(level: float, to: DType) -> float:
 
 
 class _Multiple(NamedTuple):
-    """The multiple of a fill in a value: `least` to `most` in magnitude. `pure`: the value contains nothing else."""
+    """The multiple of a fill in a value, from `least` to `most` in magnitude. `pure`: the value is only the fill."""
 
     least: float = 1.0
     most: float = 1.0
@@ -101,16 +101,17 @@ class _Multiple(NamedTuple):
         return _Multiple(min(self.least, other.least), max(self.most, other.most), self.pure and other.pure)
 
     def times(self, factor: float) -> _Multiple:
-        size = abs(factor)
-        return _Multiple(max(self.least * size, _LEAST / 2), min(self.most * size, _MOST * 2), pure=False)
+        k = abs(factor)
+        return _Multiple(max(self.least * k, _MIN_MULTIPLE / 2), min(self.most * k, _MAX_MULTIPLE * 2), pure=False)
 
 
 @dataclass(slots=True)
 class FillReach:
-    """The values containing multiples of a fill of this `level`, and its readers.
+    """The values that contain multiples of a fill of this `level`, and the readers of the fill.
 
-    `exact`: ops that need its exact number. `shown`: an input or output of the model contains it. `itself`: ops that
-    read the constant as such, for example as the bound of a Clip. `compared`: an op compares it with the same number.
+    `exact`: ops that need its exact number. `public`: an input or output of the model contains it. `direct_readers`:
+    ops that read the constant itself, for example as the bound of a Clip. `compared`: an op compares the fill with the
+    same number.
     """
 
     view: View
@@ -118,8 +119,8 @@ class FillReach:
     level: float
     multiples: dict[ValueId, _Multiple] = field(default_factory=dict)
     exact: dict[OpId, None] = field(default_factory=dict)
-    shown: bool = False
-    itself: set[OpId] = field(default_factory=set)
+    public: bool = False
+    direct_readers: set[OpId] = field(default_factory=set)
     compared: bool = False
 
     @property
@@ -133,18 +134,18 @@ class FillReach:
     @property
     def ends(self) -> bool:
         """True if the exact number of the fill does not matter."""
-        return not self.exact and not self.shown
+        return not self.exact and not self.public
 
 
 @once
 def far_reaches(view: View, to: DType) -> Collection[FillReach]:
-    """Return the reach of each fill that overflows, perhaps after a product, or is rounded and compared."""
+    """Return the reach of each fill that overflows, perhaps after a product, or that is rounded and compared."""
     reaches = [reach_of(view, to, view.uses[value], level) for value, level in far_fills(view, to).items()]
     return [reach for reach in reaches if reach.farthest > to.max or reach.compared]
 
 
 def fill_carriers(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, float]]:
-    """Yield the ops that must compute with the exact fill, each with an op needing the number, and the number."""
+    """Yield the ops that must compute with the exact fill, each with an op that needs the number, and the number."""
     for reach in far_reaches(view, to):
         if reach.ends and reach.most <= 1:
             continue  # the largest number of the type can replace it
@@ -154,7 +155,7 @@ def fill_carriers(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, fl
 
 
 def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> FillReach:
-    """Follow a fill from these uses of it. O(values reached + their uses)."""
+    """Follow a fill from these uses. O(reached values + their uses)."""
     reach = FillReach(view, to, level)
     edges = Flow(view, {})
     pending = deque[ValueId]()
@@ -173,7 +174,7 @@ def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> Fill
         value = pending.popleft()
         multiple = reach.multiples[value]
         if view.values[value].public and not multiple.pure:
-            reach.shown = True
+            reach.public = True
         for use in view.uses[value]:
             for result, further in _step(reach, use, multiple):
                 carry(result, further)
@@ -185,11 +186,11 @@ def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> Fill
 
 @once
 def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
-    """Return the fills, by value, whose exact number may matter.
+    """Return the numbers of the fills that must perhaps be exact, by value.
 
-    They overflow the type, perhaps after a product, or are rounded by it and compared with a close number.
+    These fills overflow the type, perhaps after a product, or are rounded by it and compared with a close number.
     """
-    extreme = fills_among(view, to, range(len(view.values)), to.max / _MOST)
+    extreme = fills_among(view, to, range(len(view.values)), to.max / _MAX_MULTIPLE)
     far = {value: fill.level for value, fill in extreme.items() if fill.level is not None and fill.selects}
     bounds = {
         n
@@ -207,18 +208,18 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
 
 
 def _confused(number: float, others: Sequence[float], to: DType) -> bool:
-    """True if rounding may change a comparison of a number with the closest of others (sorted)."""
+    """True if rounding may change the comparison of a number with the closest of the others, which are sorted."""
     at = bisect.bisect_left(others, number)
     near = [other for other in others[max(at - 1, 0) : at + 2] if _close(number, other)]
     return any(float(np.array(n).astype(to.numpy)) != n for n in (number, *near) if near)
 
 
 def _close(numbers: Any, other: float) -> Any:
-    return abs(numbers - other) <= abs(other) * _APART
+    return abs(numbers - other) <= abs(other) * _MIN_DISTANCE
 
 
 def _step(reach: FillReach, use: Use, multiple: _Multiple) -> Iterator[tuple[ValueId, _Multiple]]:
-    """Yield the results containing a fill after an op; record the op if it needs the exact number."""
+    """Yield the results that contain a fill after an op; record the op if it needs the exact number."""
     view, op = reach.view, reach.view.ops[use.op]
     kind = op.kind
     if (
@@ -226,16 +227,16 @@ def _step(reach: FillReach, use: Use, multiple: _Multiple) -> Iterator[tuple[Val
         or use.slot in kinds.ATTENTION_MASKS.get(kind, ())
         or (kind in kinds.COMPARISONS and not multiple.pure)
     ):
-        return  # bodies are entered by the edges; comparisons wait until all values with the fill are known
+        return  # the edges lead into bodies; comparisons need all values with the fill
     if use.slot in kinds.COPIES.get(kind, ()):
         yield from _floats(view, op, multiple if len(kinds.COPIES[kind]) == 1 else multiple.times(1.0))
         if any((t := view.dtype(v)) is not None and not t.floating and t is not DType.BOOL for v in op.results):
             reach.exact[op.id] = None
     elif multiple.pure and use.slot not in PLACES.get(kind, ()):
-        reach.itself.add(op.id)
+        reach.direct_readers.add(op.id)
     elif kind in _PICKS:
         yield from _floats(view, op, multiple.times(1.0))
-    elif kind in _INDICES or (kind in _SQUEEZES and multiple.least >= _LEAST):
+    elif kind in _INDICES or (kind in _SQUEEZES and multiple.least >= _MIN_MULTIPLE):
         return
     elif (factor := _factor(view, op, use.slot)) is not None:
         yield from _floats(view, op, multiple.times(factor)) if factor else ()
@@ -245,8 +246,8 @@ def _step(reach: FillReach, use: Use, multiple: _Multiple) -> Iterator[tuple[Val
         reach.exact[op.id] = None
         if kind in kinds.ARITHMETIC or kind in kinds.REDUCTIONS:
             total = sum(reach.multiples[v].most for v in op.operands if v in reach.multiples) or multiple.most
-            most = total + _MARGIN if kind in kinds.SUMS else _MORE * multiple.most
-            yield from _floats(view, op, _Multiple(multiple.least, min(most, _MOST * 2), pure=False))
+            most = total + _MARGIN if kind in kinds.SUMS else _MAX_FACTOR * multiple.most
+            yield from _floats(view, op, _Multiple(multiple.least, min(most, _MAX_MULTIPLE * 2), pure=False))
 
 
 def _floats(view: View, op: Op, multiple: _Multiple) -> Iterator[tuple[ValueId, _Multiple]]:
@@ -263,22 +264,22 @@ def _factor(view: View, op: Op, slot: int) -> float | None:
 
 
 def _below_maximum(view: View, op: Op) -> bool:
-    """True for a value minus its maximum, as in a decomposed softmax: a fill minus a fill is 0."""
+    """True for a value minus its maximum, as in a decomposed softmax, where a fill minus a fill is 0."""
     maximum = view.producer(op.inputs[1], "ReduceMax") if op.kind == "Sub" else None
     return maximum is not None and maximum.inputs[0] == op.inputs[0]
 
 
 def _compare(reach: FillReach) -> None:
-    """Record the comparisons of a fill with a number of similar size, or with another value containing it."""
+    """Record comparisons of a fill with a number of similar magnitude, or with another value that contains the fill."""
     view = reach.view
     readers = {use.op for value, multiple in reach.multiples.items() if not multiple.pure for use in view.uses[value]}
     for op in (view.ops[op_id] for op_id in sorted(readers) if view.ops[op_id].kind in kinds.COMPARISONS):
         for value, other in orders(op):
             if (multiple := reach.multiples.get(value)) is None or other == value:
                 continue
-            numbers = view.array(other, _FEW)
-            itself = numbers is not None and bool(_close(numbers.astype(np.float64), reach.level).any())
-            reach.compared |= itself
+            numbers = view.array(other, _MAX_COMPARED)
+            same = numbers is not None and bool(_close(numbers.astype(np.float64), reach.level).any())
+            reach.compared |= same
             near = view.fit(other, reach.to).absmax < multiple.least * bounded(reach.level, reach.to)
-            if other in reach.multiples or itself or (view.copied(other) is not None and not near):
+            if other in reach.multiples or same or (view.copied(other) is not None and not near):
                 reach.exact[op.id] = None

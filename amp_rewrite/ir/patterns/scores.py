@@ -1,7 +1,7 @@
 """Constants with equal steps, and attention scores with such constants added before a softmax.
 
-A softmax is not changed by subtracting a number from its whole row. So a bias that is near 0 at the best visible key of
-each row is as safe as a mask, however far it falls off: keys far below the best have no weight. This can be decided
+Subtracting a number from a whole row does not change its softmax. So a bias that is near 0 at the best visible key of
+each row is as safe as a mask, however steeply it falls: keys far below the best have no weight. This can be decided
 only if the visible keys of each row are known.
 """
 
@@ -22,33 +22,33 @@ from amp_rewrite.ir.op_classes import CASTS, MOVES, PRODUCTS, SCALINGS, Slots
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 
-LEAST = 16
-"""The fewest different positions in a grid; every type can represent fewer."""
-MOST = 1 << 22
-"""The most elements of a grid; a larger constant is a weight, and is not read."""
-_LOOK = 64
-"""Leading elements of a constant that are checked first; most weights fail there."""
+MIN_GRID = 16
+"""Minimum number of distinct positions in a grid; every type can represent a smaller grid."""
+MAX_GRID = 1 << 22
+"""Maximum number of elements in a grid; a larger constant is assumed to be a weight and is not read."""
+_FIRST_CHECKED = 64
+"""Number of leading elements of a constant to check first; most weights fail this check."""
 
 
 def is_grid(view: View, value: ValueId) -> bool:
-    """True for a constant that counts: at least 16 different values fill most of a row of equal steps."""
+    """True for a constant that counts: at least 16 distinct values fill most of a row of equal steps."""
     tensor = view.constant(value)
-    if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
+    if tensor is None or not MIN_GRID <= math.prod(tensor.dims) <= MAX_GRID or tensor.data_type == TensorProto.STRING:
         return False
-    if not even(next(view.model.chunks(tensor, _LOOK)), least=1):
+    if not even(next(view.model.chunks(tensor, _FIRST_CHECKED)), minimum=1):
         return False
     numbers = view.model.array(tensor).ravel()
-    changes = np.flatnonzero(numbers[1:] != numbers[:-1])[:_LOOK]  # a table of sines begins with zeros
-    return changes.size >= LEAST - 1 and even(numbers[changes], least=1) and even(numbers, least=LEAST)
+    changes = np.flatnonzero(numbers[1:] != numbers[:-1])[:_FIRST_CHECKED]  # a table of sines begins with zeros
+    return changes.size >= MIN_GRID - 1 and even(numbers[changes], minimum=1) and even(numbers, minimum=MIN_GRID)
 
 
-def even(values: Array, *, least: int) -> bool:
-    """True if at least `least` different values fill half or more of a row of equal steps."""
+def even(values: Array, *, minimum: int) -> bool:
+    """True if at least `minimum` distinct values fill half or more of a row of equal steps."""
     numbers = np.sort(values.astype(np.float64))
-    changes = np.append(True, numbers[1:] != numbers[:-1])  # np.unique takes 20 ms to import modules it does not use
+    changes = np.append(True, numbers[1:] != numbers[:-1])  # np.unique spends 20 ms on unneeded imports
     numbers = numbers[changes[: numbers.size]]
-    if numbers.size < max(least, 2) or not np.isfinite(numbers).all():
-        return bool(numbers.size == least)
+    if numbers.size < max(minimum, 2) or not np.isfinite(numbers).all():
+        return bool(numbers.size == minimum)
     apart = np.diff(numbers)
     step = (numbers[-1] - numbers[0]) / np.round(apart / apart.min()).sum()  # float32 rounds each difference
     steps = (numbers - numbers[0]) / step
@@ -66,11 +66,11 @@ SCORE_OPS: Slots = {
     "Identity": (0,),
     "Tanh": (0,),
 }
-"""Ops between the product of queries and keys and its softmax, and their inputs that may be scores."""
+"""Ops between the product of queries and keys and the softmax, with the inputs that may be scores."""
 
 
 def scores_are_read(view: View) -> bool:
-    """True if an op reads a Softmax of possible scores. O(Softmaxes)."""
+    """True if an op reads the softmax of possible scores. O(Softmaxes)."""
     softmaxes = view.of_kinds(("Softmax",))
     made = (op for op in softmaxes if view.producer(op.inputs[0], "MatMul", *SCORE_OPS) is not None)
     return any(view.uses[value] for op in made for value in op.results)
@@ -79,24 +79,24 @@ def scores_are_read(view: View) -> bool:
 # -- rows of scores -----------------------------------------------------------------------------------
 
 FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
-"""Magnitude at which the spacing of the low type, and so the error of the scores, exceeds 2⁻⁵."""
+"""Magnitude above which the spacing of the low type, and so the error of the scores, exceeds 2⁻⁵."""
 FILL = 1e4
-"""A number at or below -FILL is a fill: a key to which it is added has no weight."""
+"""A number of at most -FILL is a fill: adding it to a key's score removes the weight of the key."""
 Numbers = Callable[[ValueId], Array | None]
-"""A function from a value to its numbers; None if they are unknown."""
+"""A function that returns the numbers of a value, or None if they are unknown."""
 
 
 def counts_far(numbers: Array, to: DType) -> bool:
     """True for numbers in rows of equal steps with magnitudes beyond FAR."""
-    if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > FAR[to]).any()):
+    if numbers.ndim == 0 or numbers.shape[-1] < MIN_GRID or not bool((abs(numbers) > FAR[to]).any()):
         return False
     rows = numbers.reshape(-1, numbers.shape[-1])
-    return any(even(row[abs(row) < FILL], least=LEAST) for row in (rows[0], rows[-1]))
+    return any(even(row[abs(row) < FILL], minimum=MIN_GRID) for row in (rows[0], rows[-1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreTerm:
-    """Known numbers added to scores, in a slot of a sum. `exclusive`: only the softmax depends on the sum."""
+    """Known numbers that a slot of a sum adds to scores. `exclusive`: only the softmax depends on the sum."""
 
     op: Op
     slot: int
@@ -106,25 +106,25 @@ class ScoreTerm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRow:
-    """Attention scores, with the known ops between their product and their softmax over the last axis.
+    """Attention scores, with the known ops between the product and the softmax over the last axis.
 
-    `terms`: the added numbers. `shown`: False where a Where writes a fill.
+    `terms`: the added numbers. `visible`: False where a Where writes a fill.
     """
 
     terms: tuple[ScoreTerm, ...]
-    shown: Array
+    visible: Array
 
     def peaks(self) -> tuple[Array, Array] | None:
-        """Return the keys without fills and the largest sum of terms in each row; None if large or a row has no key."""
+        """Return the visible keys and the largest sum of terms in each row; None if too large, or if a row is empty."""
         arrays = [term.numbers for term in self.terms]
-        shape = np.broadcast_shapes(self.shown.shape, *(array.shape for array in arrays))
-        if math.prod(shape) > MOST or not shape:
+        shape = np.broadcast_shapes(self.visible.shape, *(array.shape for array in arrays))
+        if math.prod(shape) > MAX_GRID or not shape:
             return None
         total = np.broadcast_to(sum((a.astype(np.float64) for a in arrays), np.zeros(())), shape)
-        shown = np.broadcast_to(self.shown, shape) & (total > -FILL)
-        if not bool(shown.any(axis=-1).all()):
+        visible = np.broadcast_to(self.visible, shape) & (total > -FILL)
+        if not bool(visible.any(axis=-1).all()):
             return None
-        return shown, np.where(shown, total, -np.inf).max(axis=-1, keepdims=True)
+        return visible, np.where(visible, total, -np.inf).max(axis=-1, keepdims=True)
 
     def near(self, to: DType) -> bool:
         """True if the sum of the terms is small at the best key of each row."""
@@ -133,7 +133,7 @@ class ScoredRow:
 
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
-    """Yield the float32 scores with known terms before a Softmax over the last axis; none before opset 13. O(nodes)."""
+    """Yield the float32 scores with known terms before a Softmax over the last axis; from opset 13 on. O(nodes)."""
     for softmax in view.of_kinds(("Softmax",)) if view.opset >= FIRST_ROW_SOFTMAX else ():
         if int_attribute(softmax.node, "axis", -1) == -1 and view.dtype(softmax.inputs[0]) is DType.FLOAT:
             row = _scored_row(view, softmax, numbers)
@@ -144,7 +144,7 @@ def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
 def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
     """Return the terms and visible keys of the scores of a softmax; None if an unknown op changes them."""
     terms: list[ScoreTerm] = []
-    shown, exclusive, reader = np.ones((), bool), True, softmax
+    visible, exclusive, reader = np.ones((), bool), True, softmax
     value = softmax.inputs[0]
     while value is not None and (op := view.producer(value, "Add", "Where")) is not None:
         exclusive = exclusive and is_only_reader(view, value, reader)
@@ -156,13 +156,13 @@ def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
         if isinstance(found, ScoreTerm):
             terms.append(found)
         else:
-            shown = shown & found
+            visible = visible & found
     passed, source = trail(view, value, multiples(view))
     product = view.producer(source)
     scaled = all(op.kind in MOVES | CASTS | SCALINGS for op in passed)
     if product is None or product.kind not in PRODUCTS or not scaled or (product.kind == "Gemm" and product.inputs[2:]):
         return None
-    return ScoredRow(tuple(terms), shown)
+    return ScoredRow(tuple(terms), visible)
 
 
 def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[ScoreTerm, ValueId] | None:

@@ -1,9 +1,10 @@
-"""Computations written out op by op: patterns of nested ops with captures, the search for them, and those of clusters.
+"""Computations written out op by op: patterns of nested ops with captures, their search, and the patterns of clusters.
 
-A pattern describes how a value is computed: `op("Div", X, op("Sqrt", X))` is x divided by its square root. Operands of
-commutative ops match in any order, operands beyond those of the pattern may be anything, and equal names capture equal
-values. Patterns look through Identities and Casts between floating types; those before an op belong to the match. A
-match is closed if all its ops are in one graph and only the result of its last op is read outside.
+A pattern describes the computation of a value: `op("Div", X, op("Sqrt", X))` is x divided by its square root. Operands
+of commutative ops match in any order, operands beyond those in the pattern are ignored, and a name used twice must
+capture the same value. Patterns look through Identities and Casts between floating-point types; those before an op
+belong to the match. A match is closed if all its ops are in one graph and only the result of its last op is read
+outside.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 ENTRY = "x"
 """The name of the input of a matched computation."""
 _MAX_READERS = 4
-"""The most readers of a value within a match."""
+"""Maximum number of readers of a value within a match."""
 _MAX_STEPS = 8
-"""The most ops from the anchor of a match to its last op."""
+"""Maximum number of ops from the anchor of a match to its last op."""
 _MAX_OPS = 8
-"""The most ops in an expression of `made_of`."""
+"""Maximum number of ops in an expression of `made_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The ops of a match, and its captured values by name. `direct`: do not look through Casts."""
+    """The ops of a match, and its captured values by name. `direct`: do not look through Casts and Identities."""
 
     ops: frozenset[OpId] = frozenset()
     values: Mapping[str, ValueId] = field(default_factory=dict)
     direct: bool = False
 
     def bare(self, view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
-        return (value, []) if self.direct else behind_casts(view, value)
+        return (value, []) if self.direct else before_casts(view, value)
 
     def bind(self, name: str, value: ValueId) -> Match | None:
-        """Capture a value; None if the name already has another."""
+        """Capture a value; return None if its name has already captured another."""
         if not name or self.values.get(name) == value:
             return self
         return None if name in self.values else replace(self, values={**self.values, name: value})
@@ -49,30 +50,30 @@ class Match:
 
 
 Pattern = Callable[[View, ValueId, Match], Iterator[Match]]
-"""A function that extends a match by the ops that compute a value, in every possible way."""
+"""A function that extends a match by the ops that compute a value, in all possible ways."""
 Predicate = Callable[[View, ValueId], bool]
 
 
 def op(kinds: str, *operands: Pattern, name: str = "", casts: bool = True) -> Pattern:
-    """Return a pattern for an op of one of these kinds, separated by "|", with these first operands.
+    """Return a pattern for an op with one of the `kinds`, separated by "|", and first operands that match `operands`.
 
     `casts`: include Casts of the result in the match.
     """
-    wanted = frozenset(kinds.split("|"))
+    allowed = frozenset(kinds.split("|"))
 
     def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
         bare, passed = so_far.bare(view, value)
         producer = view.producer(bare)
-        if producer is None or producer.kind not in wanted or len(producer.inputs) < len(operands):
+        if producer is None or producer.kind not in allowed or len(producer.inputs) < len(operands):
             return
         bound = so_far.bind(name, bare)
         if bound is None:
             return
-        taken = bound.take(producer.id, *(passed if casts else ()))
+        extended = bound.take(producer.id, *(passed if casts else ()))
         swaps = producer.kind in COMMUTATIVE and len(producer.inputs) > 1
         orders = dict.fromkeys(permutations(producer.inputs, len(operands))) if swaps else (producer.inputs,)
         for order in orders:
-            yield from _all(view, order, operands, taken)
+            yield from _all(view, order, operands, extended)
 
     return match
 
@@ -90,16 +91,16 @@ def anything(
     test: Predicate | None = None,
     *,
     unless: Pattern | None = None,
-    read: bool = False,
+    keep_casts: bool = False,
     casts: bool = False,
 ) -> Pattern:
-    """Return a pattern for any value passing `test` and not matching `unless`.
+    """Return a pattern for any value that passes `test` and does not match `unless`.
 
-    `read`: capture the value itself, not the one behind its Casts. `casts`: include these Casts in the match.
+    `keep_casts`: capture the value itself, not the value before its Casts. `casts`: include these Casts in the match.
     """
 
     def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
-        bare, passed = (value, []) if read else so_far.bare(view, value)
+        bare, passed = (value, []) if keep_casts else so_far.bare(view, value)
         bound = so_far.bind(name, bare)
         if bound is None or (test is not None and not test(view, bare)):
             return
@@ -120,13 +121,13 @@ def either(*alternatives: Pattern) -> Pattern:
 
 
 def through(kinds: str, pattern: Pattern, max_ops: int = _MAX_OPS) -> Pattern:
-    """Return the pattern with up to `max_ops` ops of these kinds after it."""
+    """Return the pattern followed by up to `max_ops` ops of these kinds."""
     return either(pattern, op(kinds, through(kinds, pattern, max_ops - 1))) if max_ops else pattern
 
 
 def made_of(kinds: str) -> Pattern:
     """Return a pattern for an expression of a few ops of these kinds on the captured entry and weights."""
-    wanted = frozenset(kinds.split("|"))
+    allowed = frozenset(kinds.split("|"))
 
     def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
         pending: list[ValueId | None] = [value]
@@ -136,10 +137,10 @@ def made_of(kinds: str) -> Pattern:
             if operand is None:
                 return
             bare, passed = so_far.bare(view, operand)
-            if bare == so_far.values[ENTRY] or weight(view, bare):
+            if bare == so_far.values[ENTRY] or is_weight(view, bare):
                 continue
             producer = view.producer(bare)
-            if producer is None or producer.kind not in wanted:
+            if producer is None or producer.kind not in allowed:
                 return
             count += producer.id not in so_far.ops
             if count > _MAX_OPS:
@@ -154,13 +155,13 @@ def made_of(kinds: str) -> Pattern:
 X = anything(ENTRY)
 
 
-def constant(view: View, value: ValueId) -> bool:
-    return view.constant(behind_casts(view, value)[0]) is not None
+def is_constant(view: View, value: ValueId) -> bool:
+    return view.constant(before_casts(view, value)[0]) is not None
 
 
-def weight(view: View, value: ValueId) -> bool:
+def is_weight(view: View, value: ValueId) -> bool:
     """True for an initializer, a Constant, or the result of one op on these."""
-    bare, _ = behind_casts(view, value)
+    bare, _ = before_casts(view, value)
     producer = view.producer(bare)
     sources = (bare,) if producer is None or producer.kind == "Constant" else producer.inputs
     return bool(sources) and all(v is not None and view.values[v].tensor is not None for v in sources)
@@ -170,7 +171,7 @@ def weight(view: View, value: ValueId) -> bool:
 
 
 def matches(view: View, anchor: Op, pattern: Pattern, *, direct: bool = False) -> Iterator[tuple[Match, Op]]:
-    """Yield the matches of a pattern containing the anchor, each with its last op; they may not be closed.
+    """Yield the matches of a pattern that contain the anchor, closed or not, each with its last op.
 
     O(steps from the anchor).
     """
@@ -182,7 +183,7 @@ def matches(view: View, anchor: Op, pattern: Pattern, *, direct: bool = False) -
 
 
 def direct_match(view: View, anchor: Op, pattern: Pattern) -> Match | None:
-    """Return the first closed match containing the anchor, without looking through Casts and Identities."""
+    """Return the first closed match that contains the anchor, without looking through Casts and Identities."""
     found = matches(view, anchor, pattern, direct=True)
     return next((match for match, last in found if is_closed(view, match, last)), None)
 
@@ -198,9 +199,9 @@ def _ends(view: View, anchor: Op) -> list[Op]:
 
 
 def with_entry_casts(view: View, match: Match) -> Match:
-    """Add the Casts of a match's entry if only the match reads them.
+    """Add the Casts of a match's entry if only the match reads their results.
 
-    A Cast of the entry with other readers stays outside, and its result becomes the entry.
+    A Cast of the entry with other readers is left outside, and its result becomes the entry.
     """
     ops, entry = set(match.ops), match.values[ENTRY]
     for reader in view.readers(entry):
@@ -222,7 +223,7 @@ def is_closed(view: View, match: Match, last: Op) -> bool:
 
 
 def readers(view: View, value: ValueId | None) -> list[OpId]:
-    """Return the readers of a value, each once, looking through Casts."""
+    """Return the distinct readers of a value, looking through Casts and Identities."""
     ops: dict[OpId, None] = {}
     pending = [value]
     while pending:
@@ -239,8 +240,8 @@ def is_transparent(view: View, op: Op) -> bool:
     return op.kind == "Identity" or casts_floats(view, op)
 
 
-def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
-    """Return the value before any Casts, and these Casts."""
+def before_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
+    """Return the value upstream of any Casts, and the Casts themselves."""
     passed, bare = trail(view, value, lambda op: op.inputs[0] if is_transparent(view, op) else None)
     return bare if bare is not None else value, [op.id for op in passed]
 
@@ -258,56 +259,56 @@ def _negative(view: View, value: ValueId) -> bool:
 
 
 def _per_feature(view: View, value: ValueId) -> bool:
-    """True for a weight, or an input with one axis: a scale or bias fed by the caller."""
-    source = view.values[behind_casts(view, value)[0]]
+    """True for a weight, or an input with one axis, such as a scale or bias that the caller feeds."""
+    source = view.values[before_casts(view, value)[0]]
     if source.role is not Role.INPUT:
-        return weight(view, value)
+        return is_weight(view, value)
     inputs = view.scopes[source.scope].graph.input
     return any(info.name == source.name and len(info.type.tensor_type.shape.dim) == 1 for info in inputs)
 
 
 def _normalized(value: Pattern, squared: Pattern, reductions: str, between: str) -> Pattern:
     """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
-    # An exponent computed at run time is taken to be 2, as onnxruntime takes it.
+    # An exponent computed at run time is assumed to be 2, as onnxruntime does.
     two = anything(test=lambda view, value: (array := view.array(value)) is None or bool((array == 2).all()))
     square = either(op("Pow", squared, two), op("Mul", squared, squared))
     total = op(reductions, square)
-    size = either(op("Add", total, anything("guard", read=True)), op("Max|Clip", total), total)
-    power = anything(test=lambda view, value: not _negative(view, value), read=True)
+    size = either(op("Add", total, anything("guard", keep_casts=True)), op("Max|Clip", total), total)
+    power = anything(test=lambda view, value: not _negative(view, value), keep_casts=True)
     divisor = through(between, either(op("Sqrt", size), op("Pow", size, power)))
-    inverse_root = op("Pow", size, anything(test=_negative, read=True))
-    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", anything(test=weight), divisor))
+    inverse_root = op("Pow", size, anything(test=_negative, keep_casts=True))
+    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", anything(test=is_weight), divisor))
     return either(op("Div", value, divisor), op("Mul", value, inverse))
 
 
 _MEAN = op("ReduceMean", X)
 _CENTERED = op("Sub", X, _MEAN)
 _UNCENTERED = anything(ENTRY, unless=_CENTERED, casts=True)
-_SUMS = "ReduceSum|GlobalAveragePool"
+_TOTALS = "ReduceSum|GlobalAveragePool"
 _LENGTH = op("ReduceL2", X)
 
-LAYER = _normalized(_CENTERED, op("Sub", X, _MEAN, name="d", casts=False), f"ReduceMean|{_SUMS}", "Expand")
+LAYER = _normalized(_CENTERED, op("Sub", X, _MEAN, name="d", casts=False), f"ReduceMean|{_TOTALS}", "Expand")
 RMS = _normalized(_UNCENTERED, X, "ReduceMean", "Expand")
 L2 = either(
-    _normalized(_UNCENTERED, X, _SUMS, "Expand|Clip|Max"),
+    _normalized(_UNCENTERED, X, _TOTALS, "Expand|Clip|Max"),
     op("Div", X, through("Expand", either(op("Clip|Max|Add", _LENGTH), _LENGTH))),
 )
 
-SCALE = op("Mul", anything("normalized", casts=True), anything("scale", _per_feature, read=True))
-BIAS = op("Add", anything("normalized", casts=True), anything("bias", _per_feature, read=True))
+SCALE = op("Mul", anything("normalized", casts=True), anything("scale", _per_feature, keep_casts=True))
+BIAS = op("Add", anything("normalized", casts=True), anything("bias", _per_feature, keep_casts=True))
 
 
-# -- softmax and activations: GELU in both forms and its cube, quick GELU, snake ----------------------
+# -- softmax and activations: GELU (erf and tanh), quick GELU, snake -----------------------------------
 
-_WEIGHT = anything(test=weight)
+_WEIGHT = anything(test=is_weight)
 
 _EXP = op("Exp", op("Sub", X, op("ReduceMax", X)), name="exp")
 SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
 
 
-def _gated(bell: Pattern) -> Pattern:
-    """Return the pattern of x · ½ · (1 + bell), with the products in any order and any constants."""
-    x, one = anything(ENTRY, lambda view, value: not weight(view, value)), op("Add", bell, _WEIGHT)
+def _gated(sigmoid: Pattern) -> Pattern:
+    """Return the pattern of x · ½ · (1 + sigmoid), with the products in any order and any constants."""
+    x, one = anything(ENTRY, lambda view, value: not is_weight(view, value)), op("Add", sigmoid, _WEIGHT)
     return either(
         op("Mul|Div", op("Mul", x, one), _WEIGHT),
         op("Mul", x, op("Mul", one, _WEIGHT)),
@@ -317,24 +318,24 @@ def _gated(bell: Pattern) -> Pattern:
 
 GELU_ERF = _gated(op("Erf", made_of("Div|Mul")))
 GELU_TANH = _gated(op("Tanh", made_of("Add|Mul|Pow")))
-QUICK_GELU = op("Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, anything(test=constant), name="scaled"))))
+QUICK_GELU = op("Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, anything(test=is_constant), name="scaled"))))
 
 
-_SINE = op("Sin", op("Mul", X, anything("slope", constant)))
+_SINE = op("Sin", op("Mul", X, anything("slope", is_constant)))
 SNAKE = op(
     "Add", X, op("Mul", either(op("Mul", _SINE, _SINE), op("Pow", _SINE, anything("power"))), anything("factor"))
 )
 _MAX_SLOPE = 16.0
-"""Largest a: up to x = 4094, a·x does not overflow float16."""
+"""Largest slope a; a·x does not overflow float16 for |x| ≤ 4094."""
 _MAX_GAIN = 4.0
-"""Largest product of a and the factor of sin²."""
+"""Largest product of the slope a and the factor of sin²."""
 
 
 def is_snake(view: View, sine: Op) -> bool:
-    """True for the sine in a snake activation x + sin²(a·x)/a with constants; it is not the sine of a position.
+    """True for the sine in a snake activation x + sin²(a·x)/a with constant a, as opposed to the sine of a position.
 
-    The slope of sin² is at most 1, so an error of a·x·ε in the argument changes sin²/a by x·ε, the rounding error of
-    the sum with x. With a large a, a·x would overflow before x does.
+    The slope of sin² is at most 1, so an error of a·x·ε in the argument changes sin²/a by at most x·ε, which is the
+    rounding error of adding x. With a large a, a·x would overflow before x does.
     """
     match = direct_match(view, sine, SNAKE)
     if match is None:
@@ -356,16 +357,16 @@ _CLUSTERS: Sequence[tuple[str, tuple[str, ...], Pattern, tuple[Pattern, ...]]] =
     ("gelu_erf", ("Erf",), GELU_ERF, ()),
     ("gelu_tanh", ("Tanh",), GELU_TANH, ()),
 )
-"""The kinds of clusters, each with its rarest ops, its pattern, and the optional ops that follow one another after it.
-Earlier kinds take ops first."""
+"""The kinds of clusters, each with its rarest ops, its pattern, and the optional ops that may follow it, in order.
+Earlier kinds take precedence."""
 
 
 Cluster = tuple[str, tuple[OpId, ...], ValueId, tuple[OpId, ...], Mapping[str, ValueId]]
 """The kind, ops, entry, tail and captured values of a `clusters.Cluster`."""
 
 
-def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Cluster]:
-    """Yield the clusters of a model in these types; no op is in two of them.
+def find_clusters(view: View, dtypes: Collection[DType]) -> Iterator[Cluster]:
+    """Yield the clusters of a model that compute in one of these types; no op belongs to two clusters.
 
     O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
     """
@@ -386,7 +387,7 @@ def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Cluster]:
 
 
 def _with_tail(view: View, tail: Iterable[Pattern], match: Match, last: Op) -> tuple[Match, Op]:
-    """Extend a match by the tail while each op is the only reader of the previous one; also return the last op."""
+    """Extend a match by the tail while each op is the only reader of the previous one; return it and its last op."""
     for step in tail:
         result = last.outputs[0]
         following = readers(view, result)

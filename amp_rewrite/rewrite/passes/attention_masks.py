@@ -23,7 +23,7 @@ from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import Flow, exposed, orders
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
-from amp_rewrite.ir.patterns.scores import FILL, MOST, ScoredRow, ScoreTerm, counts_far, scored_rows
+from amp_rewrite.ir.patterns.scores import FILL, MAX_GRID, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.rewrite.attention.recognize import ABSORBING, NEGLIGIBLE, ScoreMask, additive_mask
@@ -79,7 +79,7 @@ def _score_sums(view: View) -> list[Op]:
 def _shows_keys_in_each_row(view: View, op: Op, value: ValueId) -> bool:
     """True if a mask is constant, hides keys, and leaves visible keys in each row of every softmax after the sum."""
     array, result = numbers(view, value), op.outputs[0]
-    if array is None or result is None or view.opset < FIRST_ROW_SOFTMAX or array.size > MOST or not array.any():
+    if array is None or result is None or view.opset < FIRST_ROW_SOFTMAX or array.size > MAX_GRID or not array.any():
         return False
     rows = all(r.kind == "Softmax" and int_attribute(r.node, "axis", -1) == -1 for r in view.readers(result))
     return rows and not exposed(view, result) and bool((array == 0).any(axis=-1).all())
@@ -144,7 +144,7 @@ def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
 
 def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
     filled = [term for term in row.terms if float(term.numbers.min(initial=0)) <= -FILL]
-    if len(filled) != 1 or not filled[0].exclusive or not bool(row.shown.all()):
+    if len(filled) != 1 or not filled[0].exclusive or not bool(row.visible.all()):
         return None
     beyond = bool((filled[0].numbers < -to.max / 2).any()) and bool(np.isfinite(filled[0].numbers).all())
     return filled[0] if beyond and row.peaks() is not None else None
@@ -195,7 +195,7 @@ def _harmless(view: View, to: DType, uses: Collection[Use], level: float) -> boo
     """True if a fill exceeds the range somewhere after these uses, and its exact value does not matter."""
     reach = reach_of(view, to, uses, level)
     fits = bounded(level, to) * reach.most <= to.max < reach.farthest
-    return fits and reach.ends and not reach.itself
+    return fits and reach.ends and not reach.direct_readers
 
 
 def _clipped(numbers: Array, bound: float) -> Array:

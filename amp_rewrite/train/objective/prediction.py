@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.patterns.written_out import behind_casts
+from amp_rewrite.ir.patterns.written_out import before_casts
 from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
 
 DEFAULT_TARGET = "targets"
@@ -80,7 +80,7 @@ class Prediction:
         """Determine whether the prediction consists of logits; use the input of a Softmax or Sigmoid in its place."""
         view, value, from_logits = self.b.view, self.b.original(self.name), self.option("from_logits")
         assert value is not None
-        computed, _ = behind_casts(view, value.id)
+        computed, _ = before_casts(view, value.id)
         op, rank = view.producer(computed), len(self.b.shapes.get(computed, ()))
         activation = op is not None and (op.kind == "Sigmoid" or (op.kind == "Softmax" and rank > 0))
         if op is not None and activation and op.kind == kind and not from_logits:

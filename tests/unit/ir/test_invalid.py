@@ -18,31 +18,33 @@ from amp_rewrite.ir.view import in_order
 from suites.hostile.test_hostile import INVALID, LIES
 from support.corpus import exported, text_model
 
-UNMADE = "which nothing before it produces: the graph has a cycle, is unsorted, or lacks an input; export it again"
+UNMADE = (
+    "which no earlier node produces: the graph has a cycle, is unsorted, or is missing an input; export the model again"
+)
 SAID = {
     "a cycle": f"node 'Add_0' (Add) reads 'c', {UNMADE}",
     "an input that nothing makes": f"node 'Add_0' (Add) reads 'nothing', {UNMADE}",
-    "an output that nothing makes": "graph 'main': output 'y' has no producer; fix the model's graph",
+    "an output that nothing makes": "graph 'main': no node produces output 'y'; export the model again",
     "a value made twice": "graph 'main': value 'y' is defined twice; rename one of the two",
     "a value that has an input's name": "graph 'main': value 'x' is defined twice; rename one of the two",
     "a body that reads what comes later": f"node 'If_0/then_branch/Relu_0' (Relu) reads 'q', {UNMADE}",
     "two inputs of one name": "graph 'main': value 'x' is defined twice; rename one of the two",
-    "types that clash": "node 'Add_2' (Add): inputs 0 and 1 must have one element type, "
+    "types that clash": "node 'Add_2' (Add): inputs 0 and 1 must have the same element type, "
     "but they are float32 and int64; correct it, or export the model again",
     "a type that the op does not take": "node 'Exp_1' (Exp): input 0 is bool, which version 13 of Exp does not allow; "
     "export the model again",
-    "too few inputs": "node 'MatMul_1' (MatMul) lacks input 1; add it",
+    "too few inputs": "node 'MatMul_1' (MatMul) is missing input 1; add it",
     "too many inputs": "node 'Relu_1' (Relu) violates its schema: Node with schema(::Relu:14) has input size 2 not in"
     " range [min=1, max=1]; correct it, or export the model again",
     "Scan of -1 inputs": "node 'Scan_1' (Scan) scans -1 of its 1 inputs; correct num_scan_inputs",
     "Cast to nothing": "node 'Cast_1' (Cast) violates its schema: Required attribute 'to' is missing; correct it, or"
     " export the model again",
-    "Cast to 99": "node 'y' (Cast) has to=99, which is not an element type; export it again",
-    "Constant without value": "node 'Constant_1' (Constant) holds no value; export it again",
-    "SequenceEmpty of strings": "node 'SequenceInsert_1' (SequenceInsert): inputs 0 and 1 must have one element type, "
-    "but they are seq(string) and float32; correct it, or export the model again",
+    "Cast to 99": "node 'y' (Cast) has to=99, which is not an element type; export the model again",
+    "Constant without value": "node 'Constant_1' (Constant) does not contain a value; export the model again",
+    "SequenceEmpty of strings": "node 'SequenceInsert_1' (SequenceInsert): inputs 0 and 1 must have the same element "
+    "type, but they are seq(string) and float32; correct it, or export the model again",
     "a reference outside a function": "node 'Softmax_1' (Softmax) takes 'axis' from an attribute of a "
-    "function, but is not in a function; give its value",
+    "function, but is not in a function; set its value",
     "an unknown element type": "tensor 'w' has the unknown element type 99; upgrade amp-rewrite",
     "no element type": "initializer 'w' has no element type; export the model again",
 }
@@ -67,7 +69,7 @@ def test_a_scale_that_does_not_divide_a_size_is_refused(scale: str) -> None:
     constants = {"at": np.array([0]), "end": np.array([1]), "axis": np.array([2])}
     constants["scales"] = np.array([1, 1, float(scale), 1], np.float32)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
-    with pytest.raises(ModelError, match=r"node 'Resize_0' \(Resize\) has the scale .*; give a positive number"):
+    with pytest.raises(ModelError, match=r"node 'Resize_0' \(Resize\) has the scale .*; use a positive number"):
         convert(model)
 
 
@@ -124,14 +126,14 @@ REFUSED = [
     ),
     (
         owner("If", "c", then_branch=BRANCH, else_branch=None),
-        "has the attribute 'else_branch' without a value; export it",
+        "has the attribute 'else_branch' without a value; export the model again",
     ),
     (owner("If", "c", then_branch=BRANCH, else_branch=1), "Mismatched attribute type in 'If : else_branch'. Expected"),
     (
         owner("If", "c", then_branch=SHADOWING, else_branch=BRANCH),
         "graph 'If/then_branch/': initializer 'x' shadows a value of the outer graph, and runtimes disagree",
     ),
-    (left_out(), "lacks input 0; add it"),
+    (left_out(), "is missing input 0; add it"),
     (importing(("", 0)), "the model imports ai.onnx opset 0, but onnx"),
     (
         importing(("", 21), ("my", 0), words="y = my.F (x)"),
@@ -157,7 +159,7 @@ def test_an_operator_of_the_runtime_also_needs_its_inputs(op_type: str, needed: 
     assert schema is not None and schema.required == needed
     model = changed("y = com.microsoft.F ()")
     model.graph.node[0].op_type = op_type
-    with pytest.raises(ModelError, match="lacks input 0; add it"):
+    with pytest.raises(ModelError, match="is missing input 0; add it"):
         View.of(Model.load(model))
 
 
@@ -201,7 +203,7 @@ def test_edges_between_iterations_are_marked_and_not_in_the_flow() -> None:
 )
 def test_a_body_with_fewer_outputs_than_its_op_needs_is_refused(node: str, least: int) -> None:
     text = f'<ir_version: 8, opset_import: ["": 17]> g (bool c, int64 n, float[2] x) => (float[2] y) {{ {node} }}'
-    with pytest.raises(ModelError, match=rf"needs {least} outputs of its \w+, which has {least - 1}; export"):
+    with pytest.raises(ModelError, match=rf"too few outputs in its \w+ \({least - 1} instead of {least}\); export"):
         View.of(Model(onnx.parser.parse_model(text)))
 
 

@@ -10,7 +10,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns import written_out as patterns
 from amp_rewrite.ir.patterns.clusters import ANCHORS, clusters
 from amp_rewrite.ir.patterns.scores import even
-from amp_rewrite.ir.patterns.written_out import Pattern, X, constant, is_closed, matches, op, weight, with_entry_casts
+from amp_rewrite.ir.patterns.written_out import Pattern, X, is_closed, matches, op, with_entry_casts
 from amp_rewrite.ir.view import OpId, View
 
 CONSTANTS = """<float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
@@ -76,15 +76,15 @@ def test_a_cast_of_the_entry_belongs_to_the_match_of_its_only_reader() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "is_weight"),
+    ("nodes", "expected"),
     [("w = Constant <value_float = 2.0> ()", True), ("w = Mul (gain, shift)", True), ("w = Mul (gain, x)", False)],
 )
-def test_weights_are_constants_or_one_op_of_them(nodes: str, is_weight: bool) -> None:
+def test_weights_are_constants_or_one_op_of_them(nodes: str, expected: bool) -> None:
     view = view_of(f"{nodes}  y = Mul (x, w)")
     value = view.ops[-1].inputs[1]
     assert value is not None
-    assert weight(view, value) == is_weight
-    assert constant(view, value) == ("Constant" in nodes)
+    assert patterns.is_weight(view, value) == expected
+    assert patterns.is_constant(view, value) == ("Constant" in nodes)
 
 
 LAYER = """m = ReduceMean (x, last)  d = Sub (x, m)  p = Pow (d, two)  v = ReduceMean (p, last)  e = Add (v, eps)
@@ -189,7 +189,7 @@ def test_a_bound_below_the_root_is_not_an_epsilon(bound: str) -> None:
     ],
 )
 def test_equal_steps_fill_half_of_a_row_or_more(values: list[float], least: int, expected: bool) -> None:
-    assert even(np.array(values, np.float32), least=least) is expected
+    assert even(np.array(values, np.float32), minimum=least) is expected
 
 
 NORM = LAYER.replace("y =", "n =") + "  "
