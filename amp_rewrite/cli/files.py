@@ -29,7 +29,7 @@ FILE = click.Path(path_type=Path)
 
 
 class _FilePath(click.Path):
-    """The path of a file. `output`: create its folders for the time of the command."""
+    """The path of a file. `output`: create its folders while the command runs."""
 
     def __init__(self, *, output: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -63,13 +63,13 @@ def is_folder(word: str) -> bool:
 
 
 def path_beside(model: Path, suffix: str) -> Path:
-    """Return the path of an output beside a model, named after it."""
+    """Return the path of an output in a model's folder, with the model's name and this suffix."""
     return model.parent / f"{model.stem}.{suffix}"
 
 
 @contextmanager
 def parent_folders(path: Path) -> Iterator[None]:
-    """Create the folders of a file; afterwards, remove new ones that are empty."""
+    """Create the parent folders of a file; afterwards, remove the new ones if they are empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         make_folder(path)
@@ -90,15 +90,15 @@ def is_page(file: Path | None) -> bool:
     return file is not None and file.suffix.lower() in SUFFIXES
 
 
-def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ()) -> None:
-    """Raise ReportError if a report cannot be written. `read`: input files; the report must not replace them."""
+def check_report(file: Path | None, *, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Raise ReportError if a report cannot be written, for example because it would replace one of the `inputs`."""
     if file is None:
         return
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
-        advice = "the suffix decides the format; name a .json or .html file"
+        advice = "the suffix determines the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
     check_place(file, ReportError)
-    if os.path.realpath(file) in map(os.path.realpath, read):  # also through links
+    if os.path.realpath(file) in map(os.path.realpath, inputs):  # even through links
         raise ReportError(f"cannot write a report to {file}: it would replace an input file; name another file")
     if file.exists() and not overwrite:
         raise ReportError(f"{file} already exists; name another report, or use --overwrite")
@@ -107,7 +107,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
 def present(
     result: Result, text: str, file: Path | None, *, as_json: bool, quiet: bool = False, commands: bool = False
 ) -> None:
-    """Print a text, and write the report of a result if there is a file for it.
+    """Print a text, and if there is a file, write the report of a result to it.
 
     `as_json`: the text is JSON, which `quiet` does not suppress. `commands`: see `terminal.show`.
     """
@@ -117,18 +117,18 @@ def present(
 
 
 def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
-    """Write a result to a file, as a page or as JSON by its suffix, and print a remark."""
+    """Write a result to a file as a page or as JSON, depending on the suffix, and print a remark."""
     if file is not None:
         write_file(file, result.to_html() if is_page(file) else result.to_json(), "nothing was changed")
         terminal.talk(f"wrote {file}", quiet=quiet)
 
 
-def write_file(file: Path, text: str, fate: str) -> None:
-    """Write a text to a file atomically; ReportError on failure. `fate`: the state after a failure, for its message."""
+def write_file(file: Path, text: str, outcome: str) -> None:
+    """Write a text to a file atomically; ReportError on failure. `outcome`: the state after a failure, as a clause."""
     try:
         write_whole(Path(os.path.realpath(file)), text.encode())
     except OSError as error:
-        raise ReportError(f"cannot write {file}: {error.strerror or error}; {fate}") from error
+        raise ReportError(f"cannot write {file}: {error.strerror or error}; {outcome}") from error
 
 
 # -- data -------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The input batches for the models of a command, from data or random."""
+    """The input batches for the models of a command: data, or random numbers."""
 
     settings: Request
     shapes: tuple[str, ...]
@@ -147,7 +147,7 @@ class Batches:
 
     @classmethod
     def of(cls, settings: Request, given: dict[str, Any], *, feedback: bool = True) -> Batches:
-        """Take the options of batches out of all options; UsageError for missing or conflicting ones.
+        """Extract the options for batches from all options; UsageError for missing or conflicting ones.
 
         `feedback`: False for a command that cannot feed outputs back.
         """
@@ -188,11 +188,11 @@ def _random_keywords(settings: Request, shapes: Collection[str]) -> dict[str, An
 
 
 def guided_request(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Request:
-    """Return the request of a conversion without unused data and criteria.
+    """Return the request for a conversion, without unused data and criteria.
 
-    A criterion in a settings file applies only if there is data. If a file names ranges and data, a repair uses the
-    data, and a plain conversion the ranges. UsageError for command-line options (`explicit`) that conflict, or that
-    lack the data they need.
+    A criterion in a settings file applies only if there is data. If the file names both ranges and data, a repair uses
+    the data, and a plain conversion uses the ranges. UsageError for command-line options (`explicit`) that conflict or
+    need missing data.
     """
     ranges, data = settings.ranges, settings.data
     judged = data and settings.criterion
@@ -201,7 +201,7 @@ def guided_request(settings: Request, shapes: Collection[str], explicit: Collect
         if unusable.get(word, not data and word in (*CRITERION, "feedback", "steps")):
             raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE (and --tolerance X to repair)")
     if data and shapes:
-        raise click.UsageError("--shape describes random input; leave it out, or the data")
+        raise click.UsageError("--shape describes random input; leave out either --shape or the data")
     if ranges and data:
         if not judged and {"data", "ranges"} <= {*explicit}:
             ways = "leave one out, or add --tolerance X to repair"
@@ -215,12 +215,12 @@ def guided_request(settings: Request, shapes: Collection[str], explicit: Collect
 def convert_guided(
     model: Path, request: Request, tell: Progress | None, *, quiet: bool
 ) -> tuple[Converted, Repaired | None]:
-    """Convert a model by a request; with data, measure it or repair the result."""
+    """Convert a model according to a request; if there is data, measure the model or repair the result."""
     from amp_rewrite.files.model import Model
     from amp_rewrite.pipeline.convert import convert_by, feed_of
 
     source = Model.load(model) if request.data else None
     feed = None if source is None else feed_of(request, source)
-    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict contains them, too
+    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict also contains them
         terminal.talk(note, quiet=quiet)
     return convert_by(request, source or model, feed, tell)

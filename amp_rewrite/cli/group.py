@@ -21,7 +21,7 @@ from amp_rewrite.version import VERSION
 
 NAME = "amp-rewrite"
 COMPLETE = "_AMP_REWRITE_COMPLETE"
-"""The environment variable by which shells ask for completions; click derives it from the name."""
+"""The environment variable with which shells request completions; click derives it from the program's name."""
 SHELLS = ("bash", "zsh", "fish")
 FINDING = 1
 USAGE = 2
@@ -34,27 +34,27 @@ GROUPS = {
     "Convert": {
         "convert": "Convert MODEL, a file or folder.",
         "calibrate": "Run MODEL on data and write the ranges of its values.",
-        "emulate": "Write MODEL as float32 ops that round as half precision does.",
+        "emulate": "Write MODEL as float32 ops that round like half precision.",
         "train-step": "Write a training step of MODEL as one ONNX model.",
     },
     "Check and compare": {
         "verify": "Compare the outputs of B with those of A on the same data.",
-        "locate": "Show where B departs from A, and which ops add the most error.",
+        "locate": "Show where B diverges from A and which ops add the most error.",
         "diff": "Print how B differs from A; exit with 1 if it does.",
         "gate": "Compare each FILE with a commit; exit with 1 if one differs.",
-        "bench": "Time models side by side: latency and memory.",
+        "bench": "Measure the latency and memory use of models side by side.",
     },
     "Understand": {
         "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
         "explain": "Print why NODE gets its type, or what WORD means.",
-        "doctor": "Find what prevents fast half precision, here or in MODEL.",
+        "doctor": "Find obstacles to fast half precision, here or in MODEL.",
     },
     "Shell": {
-        "completion": "Print the completion script of a shell.",
+        "completion": "Print the completion script for a shell.",
     },
 }
 """The headings of the help, each with its commands and the first sentence of their help."""
-COMMANDS = {name: words for group in GROUPS.values() for name, words in group.items()}
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 _MODULES = {
     "compare": ("diff", "verify", "locate", "bench"),
     "explain": ("explain", "report", "doctor"),
@@ -119,7 +119,7 @@ class Program(click.Group):
             options = default.shell_complete(click.Context(default, parent=ctx), incomplete)
             names = {item.value for item in options}
             return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in names)]
-        commands = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
         return commands or [CompletionItem(incomplete, type="file")]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -183,7 +183,7 @@ class Program(click.Group):
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else NAME
             message = _usage_message(error)
-            if not message.endswith("`"):  # an example says enough
+            if not message.endswith("`"):  # an example is enough
                 message += f"{' See' if message.endswith('?') else '; see'} '{path} --help'"
             return _fail(message)
         except click.ClickException as error:
@@ -198,7 +198,7 @@ class Program(click.Group):
         except RecursionError:
             return _fail("an expression, a file or a model is nested too deeply; flatten it")
         except MemoryError:
-            return _fail("out of memory; give the process more, or use a smaller model")
+            return _fail("out of memory; give the process more memory, or use a smaller model")
         except OSError as error:
             if not error.filename:
                 terminal.silence(sys.stdout)  # on a full disk, the last flush would fail again
@@ -220,7 +220,7 @@ def _fail(message: str) -> int:
 
 
 def _usage_message(error: click.UsageError) -> str:
-    """Return the message of an error, in part reworded, since click's messages differ between versions."""
+    """Return the message of an error, partly reworded, because click's messages differ between versions."""
     if not isinstance(error, click.NoSuchOption):
         message = error.format_message().rstrip(".")
         missing = error.ctx if isinstance(error, click.MissingParameter) else None

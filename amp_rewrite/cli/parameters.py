@@ -1,4 +1,4 @@
-"""Options shared by commands, and the settings of a run from command line, environment and file.
+"""Options shared by commands, and the settings of a run from the command line, the environment and a file.
 
 The options themselves are fields of `Request` in `settings/request.py`.
 """
@@ -24,9 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FILE, FILE_OUT, MODEL = files.FILE, files.FILE_OUT, files.MODEL
 _HEADINGS = (PRECISION, DATA, OUTPUT)
-_FEW = 9  # the most options without headings
-_LONG = 14  # characters; a longer metavar leaves no room for the help
-_COLUMN = 31  # the most characters in the first column of the help
+_MAX_UNGROUPED = 9  # options; a command with more of them has headings
+_MAX_METAVAR = 14  # characters; a longer metavar leaves no room for the help
+_MAX_COLUMN = 31  # characters in the first column of the help
 
 
 class _Grouped(click.Option):
@@ -39,7 +39,7 @@ class _Grouped(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the two cells of the help, with NAME in place of a long metavar."""
         record, kind = super().get_help_record(ctx), self.metavar or ""
-        if record is None or "|" not in kind or len(kind) <= _LONG:
+        if record is None or "|" not in kind or len(kind) <= _MAX_METAVAR:
             return record
         return record[0].replace(kind, "NAME"), record[1]
 
@@ -75,13 +75,13 @@ class Command(click.Command):
         options = [param for param in every if not getattr(param, "borrowed", False)]
         rows: dict[str, list[tuple[str, str]]] = {}
         for option in options:
-            heading = getattr(option, "heading", OUTPUT) if len(options) > _FEW else "Options"
+            heading = getattr(option, "heading", OUTPUT) if len(options) > _MAX_UNGROUPED else "Options"
             record = option.get_help_record(ctx)
             if record is not None:
                 rows.setdefault(heading, []).append(record)
         for heading in sorted(rows, key=lambda heading: heading in _HEADINGS and _HEADINGS.index(heading) + 1):
             with formatter.section(heading):
-                formatter.write_dl(rows[heading], col_max=_COLUMN)
+                formatter.write_dl(rows[heading], col_max=_MAX_COLUMN)
 
 
 def option(names: str, metavar: str | None, text: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
@@ -94,7 +94,7 @@ def choice(names: str, words: Sequence[str], text: str, heading: str = OUTPUT, *
 
 
 def form(*words: str, text: str) -> Callable[[F], F]:
-    """Return a decorator for the option selecting the output format, by default text."""
+    """Return a decorator for the output format, by default text."""
     return choice("--format form", words, text, OUTPUT, default="text", show_default=True)
 
 
@@ -105,7 +105,7 @@ def flag(names: str, text: str, heading: str = OUTPUT) -> Callable[[F], F]:
 def command(*options: Callable[[F], F], borrowed: Sequence[Callable[[Any], Any]] = ()) -> Callable[[F], click.Command]:
     """Return a decorator for a command with options, in the order of its help.
 
-    `borrowed`: options that are not in its help, but in that of another command, which its text must name.
+    `borrowed`: options that the help of another command describes; the text of this command must name that command.
     """
 
     def decorate(function: Any) -> click.Command:
@@ -126,11 +126,11 @@ def _of(row: Option) -> Callable[[Any], Any]:
 
 
 ROWS = {row.name: _of(row) for row in OPTIONS.values() if row.help}
-"""The command-line options of the table, by name."""
+"""A decorator for each option in `OPTIONS` with a command-line option, by name."""
 
 
 class _Keys(_Grouped):
-    """The option `--set KEY=VALUE`, for options without a command-line option of their own."""
+    """The `--set KEY=VALUE` option, for settings without a command-line option of their own."""
 
     def __init__(self, *names: Any, keys: Sequence[str], **more: Any) -> None:
         super().__init__(*names, **more)
@@ -141,7 +141,7 @@ class _Keys(_Grouped):
         for word in super().process_value(ctx, value):
             key, equals, text = word.partition("=")
             if not equals:
-                raise click.UsageError(f"--set takes KEY=VALUE, and {word!r} has no value; write --set {key}=…", ctx)
+                raise click.UsageError(f"--set takes KEY=VALUE, but {word!r} has no value; write --set {key}=…", ctx)
             try:
                 row = self._row(key.strip(), text, ctx)
                 value = row.check(text.strip(), f"--set {key}")
@@ -168,7 +168,7 @@ class _Keys(_Grouped):
 model = click.argument("model", type=MODEL)
 PAIR = (click.argument("a", type=MODEL), click.argument("b", type=MODEL))
 """Two models or reports to compare."""
-config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", type=FILE)
+config = option("--config", "FILE", "TOML file with settings.  [default: ./amp.toml]", type=FILE)
 as_json = flag("--json as_json", "Print JSON.")
 verbose = flag("-v --verbose", "Print every op.")
 
@@ -181,9 +181,9 @@ def output(default: str, what: str = "model") -> Callable[[F], F]:
     return option("-o --output", "FILE", f"The {what} to write.  [default: {default}]", type=FILE_OUT)
 
 
-def quiet(but: str = "errors, and --json output") -> Callable[[F], F]:
-    """Return the option to silence a command, `but` for some output."""
-    return flag("-q --quiet", f"Print only {but}.")
+def quiet(output: str = "errors and --json output") -> Callable[[F], F]:
+    """Return the option to silence a command, except for some output."""
+    return flag("-q --quiet", f"Print only {output}.")
 
 
 def reads(*names: str, keys: Sequence[str] = ()) -> tuple[Callable[[Any], Any], ...]:
@@ -193,8 +193,8 @@ def reads(*names: str, keys: Sequence[str] = ()) -> tuple[Callable[[Any], Any], 
     """
     own = [ROWS[name] for name in names if name in ROWS]
     keyed = [*(name for name in names if name not in ROWS), *keys]
-    words = "Another setting, by its key in amp.toml; repeatable."
-    others = click.option("--set", "settings", cls=_Keys, keys=keyed, metavar="KEY=VALUE", help=words, multiple=True)
+    text = "Another setting, by its key in amp.toml; repeatable."
+    others = click.option("--set", "settings", cls=_Keys, keys=keyed, metavar="KEY=VALUE", help=text, multiple=True)
     return (*own, config, *([others] if keyed else []))
 
 
@@ -215,7 +215,7 @@ SHAPE = option("--shape", "NAME=1,128", "The shape of an input in the random bat
 
 NAME = "amp.toml"
 _ALTERNATIVES = ({"data", "ranges"}, CRITERION.keys())
-"""Groups of options: one on the command line replaces all options of its group in a settings file."""
+"""Groups of options: an option on the command line replaces all options of its group in a settings file."""
 _MAX_BYTES = 1 << 16
 
 
@@ -226,7 +226,7 @@ def explicit(given: dict[str, Any]) -> Collection[str]:
 
 
 def take_settings(given: dict[str, Any]) -> Request:
-    """Take the settings out of all options, and merge them with those of environment and file."""
+    """Extract the settings from all options, and merge them with those from the environment and the file."""
     own = {name: given.pop(name) for name in OPTIONS if name in given} | given.pop("settings", {})
     if given.get("random") and own.get("data"):
         raise click.UsageError("--data and --random cannot be combined; leave one out")
@@ -236,8 +236,8 @@ def take_settings(given: dict[str, Any]) -> Request:
 def check_target(output: Path, model: Path, settings: Request, *, explicit: bool, lost: str) -> None:
     """Raise ModelError if a model made from `model` cannot be written to `output`.
 
-    `explicit`: --overwrite is on the command line; a settings file cannot permit replacing the input itself. `lost`:
-    what that would discard, for the message.
+    `explicit`: True if --overwrite is on the command line; a settings file cannot permit replacing the input itself.
+    `lost`: the data that replacing it would discard, for the message.
     """
     from amp_rewrite.files.store import check_target, replaces
 
@@ -252,11 +252,11 @@ def check_target(output: Path, model: Path, settings: Request, *, explicit: bool
 def settings(
     given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
 ) -> Request:
-    """Return the merged options: first those of the command line, then of the environment, then of the file.
+    """Return the merged options: the command line takes precedence over the environment, and both over the file.
 
-    `given`: the values of the command line; None and () stand for missing options. The file is `config`, or `amp.toml`
-    in `folder` if it exists. ConfigError for an unknown key, a wrong type or an unknown choice names the file, the
-    variable or the option.
+    `given`: the values from the command line; None and () stand for missing options. The file is `config`, or
+    `amp.toml` in `folder` if it exists. ConfigError for an unknown key, a wrong type or an unknown choice; it names the
+    file, the variable or the option.
     """
     default = folder / NAME
     file = config or (default if default.is_file() else None)
@@ -274,7 +274,7 @@ def settings(
 
 
 def _described(changed: Mapping[str, object], file: Path) -> str:
-    """Return a text with the settings changed by a file, and the file; "" without changes."""
+    """Return the name of a file and the settings that it changes, as text; "" without changes."""
     parts = []
     for name, value in changed.items():
         if value != OPTIONS[name].default:
@@ -308,7 +308,7 @@ def from_file(file: Path) -> Mapping[str, object]:
         listed = isinstance(value, list) and all(isinstance(part, str) for part in value)
         if not (listed or isinstance(value, str if option.kind is Kind.LIST else (str, int, float))):
             form = "a list of strings" if option.kind is Kind.LIST else "a string, a number, true or false"
-            raise ConfigError(f"{file}: {key} is {value!r}; write {form}")
+            raise ConfigError(f"{file}: {key} must be {form}, not {value!r}")
         values[option.name] = _beside(file, option, option.check(value, str(file)))
     return values
 

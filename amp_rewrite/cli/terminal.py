@@ -31,11 +31,11 @@ _STYLES: dict[str, dict[str, Any]] = {
     r"^(warning(?=:)|to do$|not checked on data(?=:))": {"fg": "yellow"},
     r"^ok(?=:| {2})": {"fg": "green"},
 }
-"""The styles of words at the start of a line, which are never names of files or ops."""
+"""The styles of words at the start of a line; these words are never names of files or ops."""
 
 
 def colored(stream: TextIO) -> bool:
-    """True if a stream gets colors: NO_COLOR and FORCE_COLOR decide, or whether it is a terminal."""
+    """True if a stream gets colors, according to NO_COLOR and FORCE_COLOR, or because it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
@@ -81,7 +81,7 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 @contextmanager
 def progress(title: str, *models: Path, quiet: bool) -> Iterator[CountProgress | None]:
-    """Yield a callback showing the progress of the body on stderr, as `stages` does."""
+    """Yield a callback to show the progress of the body on stderr, as `stages` does."""
     with _shown(quiet, models) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
@@ -107,9 +107,9 @@ def progress_bar(title: str = "") -> AbstractContextManager[CountProgress | None
 
 @contextmanager
 def stages(title: str, *models: Path, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a callback showing the stages of the body on stderr; None if nothing is to be shown.
+    """Yield a callback to show the stages of the body on stderr; None if they are not shown.
 
-    A terminal shows a bar for each stage, which disappears at the end. Elsewhere, if one of the models is large, each
+    A terminal shows a bar for each stage, and removes it at the end. Elsewhere, if one of the models is large, each
     stage prints a line at its start and then at least every two seconds.
     """
     with _shown(quiet, models) as tell:
@@ -147,7 +147,7 @@ def _lines() -> Iterator[Tell]:
 
 
 class Lines:
-    """The lines of stages on stderr: one at the start of each, and more during a long one."""
+    """The lines of stages on stderr: one at the start of each stage, and more during a long stage."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._printed = set[tuple[str, int]]()
@@ -156,8 +156,8 @@ class Lines:
         self._started = self._last_printed = 0.0
 
     def tell(self, title: str, done: int, total: int | None) -> None:
-        """Print the line of a stage, or of a part of it, when it is new."""
-        counted = total is not None and 1 < total <= _COUNTED
+        """Print the line of a stage, or of a part of it, unless it is already printed."""
+        counted = total is not None and 1 < total <= _MAX_COUNTED
         part = title, done if counted else 0
         if part not in self._printed:
             self._printed.add(part)
@@ -166,7 +166,7 @@ class Lines:
             talk(self._line, quiet=False)
 
     def beat(self) -> None:
-        """Repeat the last line after some time, with the seconds since it was new."""
+        """Repeat the last line after some time, with the seconds since it was first printed."""
         now = self._clock()
         if self._line and now - self._last_printed >= _SILENCE:
             self._last_printed = now
@@ -176,8 +176,8 @@ class Lines:
 _SILENCE = 1.6
 """Seconds after which a line is repeated, so there is one at least every two seconds."""
 
-_COUNTED = 1000
-"""The most parts of a stage, such as batches or trials, with a line for each; counts of bytes are larger."""
+_MAX_COUNTED = 1000
+"""Maximum number of parts with a line each, such as batches or trials; numbers of bytes are larger."""
 
 
 @contextmanager
@@ -201,19 +201,19 @@ def _bars() -> Iterator[Tell]:
 def _write(text: str, stream: TextIO) -> None:
     lines, width, color = text.rstrip("\n").split("\n"), columns(stream), colored(stream)
     if width is not None and not text.startswith(_VERBATIM):
-        lines = [part for line in lines for part in _fitted(line, width)]
-    click.echo("\n".join(map(_painted, lines) if color else lines), stream, color=color)
+        lines = [part for line in lines for part in _fit(line, width)]
+    click.echo("\n".join(map(_paint, lines) if color else lines), stream, color=color)
 
 
 _VERBATIM = ("{", "[", "|", "::", "next: ", "on CUDA: ")
-"""Prefixes of lines with JSON, Markdown, annotations and commands, which are not wrapped, since people copy them."""
+"""Prefixes of lines with JSON, Markdown, annotations and commands; they are not wrapped, because people copy them."""
 
 
-def _fitted(line: str, width: int) -> list[str]:
+def _fit(line: str, width: int) -> list[str]:
     return [line] if len(line) <= width or line.startswith(_VERBATIM) else wrap(line, width, hanging=2)
 
 
-def _painted(line: str) -> str:
+def _paint(line: str) -> str:
     for expression, style in _STYLES.items():
         if found := re.search(expression, line):
             line = line[: found.start()] + click.style(found[0], **style) + line[found.end() :]

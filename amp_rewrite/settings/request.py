@@ -99,7 +99,7 @@ class Request:
     )
     level: Level = option(
         "default",
-        'how much to lower: one of TensorFlow\'s levels, or "lower-all"',
+        'the extent of the conversion: one of TensorFlow\'s levels, or "lower-all"',
         recorded=ALWAYS,
         environment="AMP_REWRITE_LEVEL",
     )
@@ -135,27 +135,28 @@ class Request:
         (),
         'types of inputs and outputs: "keep", "low", "caches" for key-value caches in the low type (the inputs and'
         " outputs that optimum, onnxruntime-genai and transformers.js name `past_key_values.0.key`, `present.0.key` and"
-        ' the like), or globs such as "past_*=float16"; the last match wins',
+        ' so on), or globs, for example "past_*=float16"; the last match wins',
         metavar="keep|low|caches|GLOB=TYPE",
         help="Types of inputs and outputs: keep, low, caches.",
     )
     narrow: bool | None = option(
         None,
-        "True converts float64 computations to float32 before their types are decided; inputs and outputs of the"
-        " model keep float64",
+        "True converts float64 computations to float32 before their types are chosen; the model's inputs and outputs"
+        " keep float64",
         recorded=UNUSUAL,
     )
     quantized: Quantized = option(
         "keep",
-        '"keep" leaves ops between DequantizeLinear and QuantizeLinear unchanged, since runtimes run them on integers;'
-        ' "rescale" (from opset 19 on) gives the scales of quantizers, and the ops between them, the low type',
+        '"keep" does not change ops between DequantizeLinear and QuantizeLinear, because runtimes compute them in'
+        ' integers; "rescale" (opset 19 or later) gives the scales of quantizers, and the ops between them, the low'
+        " type",
         recorded=UNUSUAL,
     )
     fuse: Fuse = option(
         "auto",
         '"basic" replaces norms, GELU and other functions written out op by op, and folds BatchNormalization; "none"'
-        ' does neither; "contrib" also uses operators of onnxruntime, only for the target ort-cuda; "diffusion"'
-        " also those of [diffusion models](../concepts/fusion.md#diffusion), which run only in float16 on CUDA;"
+        ' does neither; "contrib" also uses onnxruntime\'s own operators, only for the target ort-cuda; "diffusion"'
+        " also uses those for [diffusion models](../concepts/fusion.md#diffusion), which only run in float16 on CUDA;"
         ' "auto" is "contrib" for ort-cuda, and "basic" for all other targets',
         help="Fusions: auto, none, basic, contrib, diffusion.",
         recorded=UNUSUAL,
@@ -163,14 +164,14 @@ class Request:
     assume: Assumption | None = option(
         None,
         '"rows-see-a-key" asserts that no row of an attention mask hides every key, as when each token sees itself:'
-        " attention then omits a test of its rows. If a row does hide every key, its results differ",
+        " attention then omits a test of the rows. If a row does hide every key, the results differ",
         recorded=UNUSUAL,
     )
     opset: Opset | None = option(
         None,
         'the opset of the result: "auto" for the one that the target supports best, "keep" for the model\'s own; by'
-        " default the model's own from 13 on, else the lowest from 13 on with the most kernels for the target;"
-        " see [the opset](../concepts/fusion.md#the-opset)",
+        " default the model's own if it is at least 13, else the lowest one above 12 with the most kernels for the"
+        " target; see [the opset](../concepts/fusion.md#the-opset)",
         metavar="auto|keep|N",
         help="Opset of the result.  [default: 13 and up]",
         parse=parse_opset,
@@ -188,13 +189,13 @@ class Request:
     placement: Placement | None = option(
         None,
         '"mincut" moves the borders between types to where Casts cost least; "propagate" leaves them where'
-        ' TensorFlow\'s rules put them; by default "mincut", or "propagate" without safety rules',
+        ' TensorFlow\'s rules place them; by default "mincut", or "propagate" without safety rules',
         recorded=UNUSUAL,
     )
     gray_follows_allow: bool | None = option(
         None,
         "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers it only"
-        " between two allow ops, as for float16; by default as TensorFlow does for the type",
+        " between two allow ops, as TensorFlow does for float16; the default is TensorFlow's choice for the type",
     )
     external_data: bool | None = output_option(
         None,
@@ -231,7 +232,7 @@ class Request:
         "input data for commands that run a model: a .npz file, or a folder of them",
         kind=Kind.PATH,
         metavar="FILE|FOLDER",
-        help="Input data: .npz, or a folder of them.",
+        help="Input data: a .npz file, or a folder of them.",
     )
     check: bool = data_option(
         True,
@@ -249,13 +250,13 @@ class Request:
     feedback: tuple[str, ...] = data_option(
         (),
         "outputs to feed to inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
-        " `calibrate` and conversions with data (`convert` takes it by `--set`); in Python an argument of `Feed.of`",
+        " `calibrate` and conversions with data (for `convert`, use `--set`); in Python an argument of `Feed.of`",
         metavar="OUT=IN",
         help="Feed output OUT to input IN of the next run; repeatable.",
     )
     steps: int | None = data_option(
         None,
-        "with feedback, the number of runs on each batch, each of which starts a new sequence; by default all"
+        "with feedback, the number of runs on each batch; each batch then starts a new sequence; by default all"
         " batches are the steps of one sequence",
         metavar="N",
         help="With --feedback: consecutive runs on each batch.",

@@ -32,7 +32,7 @@ def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, *
     """
     from amp_rewrite.reports.diff import diff
 
-    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
+    check_report(report_file, overwrite=given.pop("overwrite"), inputs=(a, b))
     settings = parameters.take_settings(given)
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
@@ -44,7 +44,7 @@ def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, *
 # -- verify --------------------------------------------------------------------------------------------------
 
 
-_EMULATION = "Round as half precision does.  [default: without CUDA]"
+_EMULATION = "Round as half precision would.  [default: on if CUDA is unavailable]"
 
 
 @parameters.command(
@@ -63,7 +63,7 @@ _EMULATION = "Round as half precision does.  [default: without CUDA]"
 def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
-    Exit with 1 if they differ by more than you allow. A criterion is required: --tolerance, or a
+    Exit with 1 if they differ by more than the criterion allows. A criterion is required: --tolerance, or a
     --metric with its bound.
     """
     settings = parameters.take_settings(given)
@@ -71,7 +71,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     if not bound:
         ways = "--tolerance X, or --metric NAME=X"
         raise click.UsageError(f"no criterion for the outputs; add {ways}; start with a tolerance of {STARTS}")
-    check_report(report_file, overwrite=settings.overwrite, read=(a, b))
+    check_report(report_file, overwrite=settings.overwrite, inputs=(a, b))
     from amp_rewrite.evidence.verify import verify
 
     given |= {"outputs": given.pop("only"), **bound}
@@ -93,7 +93,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     *parameters.PAIR,
     *parameters.reads(*parameters.FEED, *parameters.FEEDBACK),
     *parameters.RANDOM,
-    option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
+    option("--top", "N", "Number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
     parameters.as_json,
     parameters.quiet(),
     *parameters.REPORT,
@@ -101,13 +101,13 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 def locate(
     a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **given: Any
 ) -> None:
-    """Show where B departs from A, and which ops add the most error.
+    """Show where B diverges from A and which ops add the most error.
 
-    First comes the op where the error jumps, then the ops with the largest local errors.
+    The first op is the one where the error jumps; the ops with the largest local errors follow.
     """
     settings = parameters.take_settings(given)
     batches = Batches.of(settings, given)
-    check_report(report_file, overwrite=settings.overwrite, read=(a, b))
+    check_report(report_file, overwrite=settings.overwrite, inputs=(a, b))
     from amp_rewrite.evidence.locate import locate
 
     located = batches.compare(locate, a, b, quiet=quiet)
@@ -128,16 +128,16 @@ _TIME = "Timing"
     *parameters.reads(*parameters.FEED),
     *parameters.RANDOM,
     option("--provider", "NAME", "Provider that must run all models.", _TIME),
-    option("--rounds", "N", "Rounds; the models take turns in each.  [default: 20]", _TIME, type=_COUNT),
-    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
+    option("--rounds", "N", "Timing rounds; the models take turns within each.  [default: 20]", _TIME, type=_COUNT),
+    option("--threads", "N", "Threads per op on a CPU.  [default: number of cores]", _TIME, type=_COUNT),
     option("--memory/--no-memory", None, "Also measure peak memory.", _TIME, default=True),
     parameters.as_json,
     parameters.quiet(),
 )
 def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
-    """Time models side by side: latency and memory.
+    """Measure the latency and memory use of models side by side.
 
-    All models run on the same batch; the first is the baseline. Measure on a GPU: on a CPU half precision is slower.
+    All models run on the same batch; the first is the baseline. Measure on a GPU: on a CPU, half precision is slower.
     """
     batches = Batches.of(parameters.take_settings(given), given, feedback=False)
     from amp_rewrite.deploy.benchmark import bench

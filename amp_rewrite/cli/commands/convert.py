@@ -1,4 +1,4 @@
-"""`amp-rewrite convert`: a conversion, with data measured or repaired; or a batch of conversions."""
+"""`amp-rewrite convert`: a conversion, measured or repaired if there is data, or a batch of conversions."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
         type=parameters.FILE_OUT,
     ),
     parameters.as_json,
-    parameters.quiet("errors, and --json output"),
+    parameters.quiet(),
     parameters.verbose,
-    option("-j --jobs", "N|HOST:PORT", "Models at a time, or a Dask scheduler.  [default: 1]"),
+    option("-j --jobs", "N|HOST:PORT", "Parallel models, or a Dask scheduler.  [default: 1]"),
     parameters.flag("--resume", "Skip models that an earlier run has finished."),
     *parameters.reads(*KEYWORDS, *parameters.MEASURED, "external_data", keys=parameters.FEEDBACK),
     parameters.SHAPE,
@@ -88,7 +88,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _RunOptions:
-    """The options of the command for its output. With JSON, stdout contains nothing else."""
+    """The output options of the command. With JSON, stdout contains nothing else."""
 
     dry_run: bool
     report_file: Path | None
@@ -121,7 +121,7 @@ def _convert_one(
 
     file, quiet = run.report_file, run.quiet
     kept = (model, output, *data_files(model)) if file else ()  # a report must not replace these
-    check_report(file, overwrite=request.overwrite, read=kept)
+    check_report(file, overwrite=request.overwrite, inputs=kept)
     if not run.dry_run:
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, request, explicit=overwrite, lost=lost)  # fail early
@@ -145,7 +145,7 @@ def _convert_one(
     if converted.plan.empty and solved:
         pinned = repaired is not None and repaired.regions
         cause = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
-        terminal.talk(f"{cause}: {model.name} {'is copied' if written else 'stays'} unchanged", quiet=quiet)
+        terminal.talk(f"{cause}: {model.name} is {'copied ' if written else ''}unchanged", quiet=quiet)
     run.show(converted, repaired, command=suggested)
     if not run.dry_run:
         where = f"{output}, in a new folder" if run.makes_folder else str(output)
@@ -154,7 +154,7 @@ def _convert_one(
 
 
 def _next_command(request: Request, named: list[str], *, fed: bool) -> str:
-    """Return the typed command, with the options for a check on data added; "" if it has them. `fed`: it has data."""
+    """Return the user's command plus the options for a check on data; "" if it has them. `fed`: it has data."""
     words, typed = [], iter(click.get_current_context().find_root().obj)
     for word in typed:
         if word == "--shape":  # only for a random batch
@@ -205,7 +205,7 @@ def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions,
     gc.enable()  # paused for a single conversion, but many leave cycles behind
     file = run.report_file
     if file and file.suffix.lower() in (".json", *SUFFIXES):
-        raise click.UsageError("--report writes the report of one model; name a .jsonl file, with a line for each")
+        raise click.UsageError("for several models, --report writes a line for each to a .jsonl file; name one")
     jobs = _jobs(run.jobs or "1")
     if output is None:
         if hint := next(filter(None, (foreign(word) for word in words if word.is_dir())), None):
@@ -253,7 +253,7 @@ def _jobs(word: str) -> int | str:
         return int(word)
     if ":" in word or word.endswith(".json"):
         return word
-    raise click.UsageError(f"{word} is not a number of jobs; use 1 or more, or HOST:PORT of a Dask scheduler")
+    raise click.UsageError(f"{word} is not a number of jobs; use 1 or more, or the HOST:PORT of a Dask scheduler")
 
 
 def _show(outcome: Outcome, run: _RunOptions) -> None:

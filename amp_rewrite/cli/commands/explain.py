@@ -1,4 +1,4 @@
-"""`amp-rewrite explain`, `report` and `doctor`: reasons, terms and lists; the state of models and machines."""
+"""`amp-rewrite explain`, `report` and `doctor`: reasons, terms and op lists; the state of models and machines."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, or what WORD means.
 
-    The reasons lead back to their first op. MODEL can also be a report. NODE is an op, an op type (Softmax) or
-    a pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that
+    Reasons are traced back to the op that causes them. MODEL can also be a report. NODE is an op, an op type (Softmax)
+    or a pattern (op=Softmax); an input of the model stands for the ops that read it, any other value for the op that
     computes it. With options of `convert`, including data, it explains that conversion.
 
-    WORD is an op type (to print its lists), a reason, rule, fusion or kind of finding, or `lists` or `rules` for all
-    of them. --json is only for ops of a MODEL.
+    WORD is an op type (to print its list entries), a reason, a rule, a fusion or a kind of finding; `lists` and `rules`
+    print all of them. --json is only for ops of a MODEL.
     """
     first = words[0]
     if Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
-            raise click.UsageError(f"name an op of {first}, an op type or a pattern")
+            raise click.UsageError(f"there is no NODE; name an op of {first}, an op type or a pattern")
         model, names = MODEL.convert(first, None, click.get_current_context()), words[1:]
     elif as_json:
         raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")
@@ -218,10 +218,10 @@ def report(
 ) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
-    MODEL can also be a JSON report. With --expect, print the value behind each expectation; exit with 1 if one fails.
-    With -o page.html, write a page with the graph.
+    MODEL can also be a JSON report. With --expect, print the actual value for each expectation, and exit with 1 if one
+    fails. With -o page.html, write a page with the graph.
     """
-    check_report(output, overwrite=overwrite, read=(model,))
+    check_report(output, overwrite=overwrite, inputs=(model,))
     from amp_rewrite.reports.expect import Expectation
     from amp_rewrite.reports.page.page import page_of
     from amp_rewrite.reports.page.report_figures import report_figures
@@ -253,16 +253,16 @@ def report(
 
 @parameters.command(
     click.argument("model", type=parameters.MODEL, required=False),
-    option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of MODEL, else float16]"),
+    option("--to", "float16|bfloat16|POLICY", "The low type.  [default: MODEL's low type, else float16]"),
     parameters.as_json,
 )
 def doctor(model: Path | None, to: str | None, as_json: bool) -> int:
-    """Find what prevents fast half precision, here or in MODEL.
+    """Find obstacles to fast half precision, here or in MODEL.
 
-    Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
-    ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options for a session. For a
-    half-precision MODEL, also list the ops that a conversion would keep in float32. Values are not checked: `verify`
-    compares them. On a machine without a GPU, only MODEL decides the exit code.
+    Check the GPU, the driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL,
+    list the ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options for a session.
+    For a half-precision MODEL, also list the ops that a conversion would keep in float32. Values are not checked; use
+    `verify` to compare them. On a machine without a GPU, the exit code depends only on MODEL.
     """
     from amp_rewrite.deploy.doctor import doctor
 

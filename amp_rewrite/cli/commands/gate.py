@@ -76,7 +76,7 @@ class _GatedFile:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     *parameters.reads("fail_on"),
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
-    parameters.flag("--accept", "Accept the failures in FILE.accepted.json."),
+    parameters.flag("--accept", "Record the failures in FILE.accepted.json as accepted."),
     parameters.form("text", "github", text="Output format; github: workflow annotations."),
     parameters.option(
         "--pages", "FOLDER", "Write an .html page to FOLDER for each FILE that differs.", type=parameters.FILE_OUT
@@ -95,9 +95,9 @@ def gate(
 ) -> int:
     """Compare each FILE with a commit; exit with 1 if one differs.
 
-    A FILE is a model or a JSON report in git. If the commit lacks it, only --expect checks it. If it cannot be read,
-    the others are still compared, and the exit code is 2. For an intended change, --accept writes
-    FILE.accepted.json; commit it with the FILE. The differences are accepted until the base contains that file.
+    A FILE is a model or a JSON report in git. If the commit does not contain it, only --expect checks it. If a FILE
+    cannot be read, the others are still compared, and the exit code is 2. For an intended change, --accept writes
+    FILE.accepted.json; commit it with FILE. The differences are accepted until the base contains that file.
     """
     fail_on, github = parameters.take_settings(given).fail_on, form == "github"
     expectations = [Expectation.parse(text) for text in expect]
@@ -108,7 +108,7 @@ def gate(
     commit = found.stdout.decode().strip() if found.returncode == 0 else None
     if commit is None and base != _HEAD:  # a new repository has no HEAD, and all files are new
         raise click.UsageError(
-            f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another"
+            f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another commit"
         )
     worst, unaccepted = 0, list[Path]()
     for file in files:
@@ -210,10 +210,10 @@ class Acceptance:
 
 
 def committed(file: Path, ref: str, folder: Path) -> Path | None:
-    """Write the committed version of a file, with its external data, to a folder; None if the commit lacks it.
+    """Write a file's committed version and external data to a folder; None if the commit does not contain the file.
 
     Git filters run, so a file in Git LFS is the model and not its pointer. External data that is not in the commit is
-    left out.
+    omitted.
     """
     copy = folder / file.name
     if not _copy(file, ref, copy):
@@ -226,7 +226,7 @@ def committed(file: Path, ref: str, folder: Path) -> Path | None:
 
 
 def _copy(file: Path, ref: str, to: Path) -> bool:
-    """Write the committed version of a file; return False if the commit lacks it."""
+    """Write the committed version of a file; return False if the commit does not contain it."""
     top, name = file.parent if file.parent.is_dir() else Path(), f"{ref}:./{file.name}"
     if _git(top, "cat-file", "-e", name, check=False).returncode != 0:
         return False
@@ -247,5 +247,5 @@ def _git(
     done = subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if check and done.returncode != 0:
         message = one_line(done.stderr.decode(errors="replace"))
-        raise ReportError(f"{where}: git {words[0]} failed: {message}; run this in a repository that holds the file")
+        raise ReportError(f"{where}: git {words[0]} failed: {message}; run this in the file's repository")
     return done

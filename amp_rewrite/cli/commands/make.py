@@ -18,13 +18,13 @@ from amp_rewrite.settings.request import OPTIONS, PAINTING, Request
 # -- calibrate -----------------------------------------------------------------------------------------------
 
 
-_SHOWN = 20  # rows to print; the file contains all
+_MAX_ROWS = 20  # printed rows; the file contains all rows
 
 
 @parameters.command(
     parameters.model,
     option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
-    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", type=int),
+    option("--threads", "N", "Threads per op on a CPU.  [default: number of cores]", type=int),
     parameters.output("MODEL-stem.ranges.json", "file"),
     parameters.report_file,
     parameters.ROWS["overwrite"],
@@ -35,7 +35,7 @@ _SHOWN = 20  # rows to print; the file contains all
 def calibrate(model: Path, output: Path | None, report_file: Path | None, **given: Any) -> None:
     """Run MODEL on data and write the ranges of its values.
 
-    The file holds the largest and smallest magnitude of each value, and the number of elements that do not fit the
+    The file contains the largest and smallest magnitude of each value, and the number of elements that do not fit the
     type. `amp-rewrite convert --ranges` reads it.
     """
     settings, quiet = parameters.take_settings(given), given.pop("quiet")
@@ -46,14 +46,14 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
     from amp_rewrite.files.model import Model
 
     check_writable(output, overwrite)  # fail early
-    check_report(report_file, overwrite=overwrite, read=(model,))
+    check_report(report_file, overwrite=overwrite, inputs=(model,))
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         loaded = Model.load(model)
         feed = batches.feed(loaded, quiet=quiet)
         ranges = calibrate(loaded, feed, to=settings.to, progress=progress, **given)
     ranges.save(output, overwrite=overwrite)
     if not quiet:
-        terminal.show(ranges.text(top=_SHOWN))
+        terminal.show(ranges.text(top=_MAX_ROWS))
     terminal.talk(f"wrote {output}", quiet=quiet)
     write_report(ranges, report_file, quiet=quiet)
 
@@ -61,20 +61,20 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
 # -- emulate -------------------------------------------------------------------------------------------------
 
 
-_KEPT = "Low types to keep at inputs and outputs: those that numpy has, all, or none."
+_IO = "Low types to keep at inputs and outputs: those supported by numpy, all, or none."
 
 
 @parameters.command(
     parameters.model,
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
-    choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
-    parameters.flag("--no-rounding", "Do not round: write the float32 reference of a model in half precision."),
+    choice("--io", ("numpy", "same", "float32"), _IO, default="numpy", show_default=True),
+    parameters.flag("--no-rounding", "Do not round: write the float32 reference of a half-precision model."),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     *parameters.reads("external_data"),
 )
 def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
-    """Write MODEL as float32 ops that round as half precision does.
+    """Write MODEL as float32 ops that round like half precision.
 
     The result shows the effect of half precision on any machine. onnxruntime's CPU provider hides it: it computes most
     float16 ops in float32, where almost nothing overflows.
@@ -115,19 +115,19 @@ _TRAINING = "Training"
     option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
-        "sgd, rmsprop, adam, adamw, adagrad; adam,lr=0.001.",
+        "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001.",
         _TRAINING,
         default="sgd",
         show_default=True,
     ),
-    option("--loss-scale", "dynamic|none|NUMBER", "Loss scale.  [default: by the policy]", _TRAINING),
+    option("--loss-scale", "dynamic|none|NUMBER", "Loss scale.  [default: set by the policy]", _TRAINING),
     option(
         "--policy", "mixed_float16|mixed_bfloat16|float32", "Precision policy.  [default: mixed_float16]", _TRAINING
     ),
     option("--parameters", "GLOB", "Initializers to train; repeatable.", _TRAINING, multiple=True),
     option("--freeze", "GLOB", "Initializers not to train; repeatable.", _TRAINING, multiple=True),
     option(
-        "--micro-batches", "N", "Batches to accumulate for one step.", _TRAINING, type=int, default=1, show_default=True
+        "--micro-batches", "N", "Batches to accumulate per step.", _TRAINING, type=int, default=1, show_default=True
     ),
     parameters.flag("--training-mode", "Use batch statistics and dropout.", _TRAINING),
     parameters.ROWS["overwrite"],
@@ -138,8 +138,9 @@ _TRAINING = "Training"
 def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
     """Write a training step of MODEL as one ONNX model.
 
-    It takes a batch, the state and a learning rate, and returns loss, metrics and the new state: forward and backward
-    pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
+    The step takes a batch, the state and a learning rate, and returns the loss, the metrics and the new state. One
+    graph contains the forward and backward passes, the unscaling, the test for finite gradients, the update and the
+    loss scale. The file contains the state's initial values.
 
     --keep, --lower, --lists, --target, --set and amp.toml work as in `convert`; `to` selects the policy. Settings for
     inputs, outputs and fusions have no effect on a step.
@@ -176,7 +177,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
 
 @parameters.command(click.argument("shell", metavar="|".join(SHELLS), type=click.Choice(SHELLS)))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
     Bash and zsh: eval "$(amp-rewrite completion bash)" in ~/.bashrc or ~/.zshrc. Fish: write it to
     ~/.config/fish/completions/amp-rewrite.fish. It completes commands, options, values and models.

@@ -171,7 +171,7 @@ def test_a_model_with_nothing_to_lower_is_written_unchanged_with_a_message(folde
     assert (done.exit_code, done.stderr) == (0, "")
     assert Path("sums.float16.onnx").read_bytes() == Path("sums.onnx").read_bytes()
 
-    assert run("sums.onnx", "--dry-run").stderr == "nothing to lower: sums.onnx stays unchanged\n"
+    assert run("sums.onnx", "--dry-run").stderr == "nothing to lower: sums.onnx is unchanged\n"
 
 
 def test_json_on_stdout_leaves_one_warning_per_kind_on_stderr(folder: Path) -> None:

@@ -28,8 +28,8 @@ DASH = "- is not a file: models cannot be read from or written to a pipe; name a
 NEEDS = "needs input data; add --data FILE (and --tolerance X to repair); see HELP"
 OWN = "this setting has its own option"
 NO_DATA = "no input data; add --data FILE, or --random; see HELP"
-ONE_REPORT = "--report writes the report of one model; name a .jsonl file…"
-SUFFIX = "the suffix decides the format; name a .json or .html file"
+ONE_REPORT = "for several models, --report writes a line for each to a .jsonl file; name one; see HELP"
+SUFFIX = "the suffix determines the format; name a .json or .html file"
 THREADS = "is not a valid number of threads; use 1 or more, or omit it for one per core"
 EMPTY_RANGE = "the int range 9,3 of input 'ids' is empty or does not fit int64"
 LOOKUP = "--random --set int-range=ids=9,3"
@@ -101,7 +101,7 @@ MISTAKES = {
         " unsafe-force-all, lower-all; see HELP"
     ),
     "net.onnx --set saftey=none": "--set: unknown key 'saftey'; did you mean 'safety'? See HELP",
-    "net.onnx --set safety": "--set takes KEY=VALUE, and 'safety' has no value; write --set safety=…; see HELP",
+    "net.onnx --set safety": "--set takes KEY=VALUE, but 'safety' has no value; write --set safety=…; see HELP",
     "net.onnx --set to=bfloat16": f"--set to: {OWN}; write --to bfloat16; see HELP",
     "net.onnx --set overwrite=true": f"--set overwrite: {OWN}; write --overwrite; see HELP",
     "net.onnx --set safety=off": ("--set safety: unknown value 'off' for safety; use one of default, none; see HELP"),
@@ -127,7 +127,9 @@ MISTAKES = {
     "net.onnx --ranges r.json --data d.npz": (
         "--ranges and --data both give ranges; leave one out, or add --tolerance X to repair; see HELP"
     ),
-    "net.onnx --shape x=1,2 --data d.npz": ("--shape describes random input; leave it out, or the data; see HELP"),
+    "net.onnx --shape x=1,2 --data d.npz": (
+        "--shape describes random input; leave out either --shape or the data; see HELP"
+    ),
     "calibrate net.onnx": NO_DATA,
     "verify neg.onnx wide.onnx --set rtol=1": NO_DATA,
     "locate neg.onnx wide.onnx": NO_DATA,
@@ -199,7 +201,7 @@ MISTAKES = {
     "src": "several models go to a folder; add -o FOLDER; see HELP",
     "src -o out --report r.json": ONE_REPORT,
     "src -o out --report r.html": ONE_REPORT,
-    "src -o out -j two": "two is not a number of jobs; use 1 or more, or HOST:PORT…",
+    "src -o out -j two": "two is not a number of jobs; use 1 or more, or the HOST:PORT…",
     "src -o out -j 0": "0 is not a number of jobs…",
     "src/model.onnx -o m.onnx -j 2": "--jobs is for several models; name a folder, and add -o FOLDER…",
     "src/model.onnx --resume": "--resume is for several models…",

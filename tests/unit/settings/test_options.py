@@ -106,9 +106,9 @@ def test_the_environment_sets_level_and_lists() -> None:
         ("fail_onn = []\n", "unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("to = 1.5\n", "unknown type or policy 1.5; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16 or mixed_bfloat16"),
-        ("keep = [1]\n", "keep is [1]; write a list of strings"),
-        ("lists = {a = 1}\n", "lists is {'a': 1}; write a list of strings"),
-        ("to = 2020-01-01\n", "to is datetime.date(2020, 1, 1); write a string, a number, true or false"),
+        ("keep = [1]\n", "keep must be a list of strings, not [1]"),
+        ("lists = {a = 1}\n", "lists must be a list of strings, not {'a': 1}"),
+        ("to = 2020-01-01\n", "to must be a string, a number, true or false, not datetime.date(2020, 1, 1)"),
         ('overwrite = "yes"\n', "overwrite='yes' must be True or False, not str"),
         ('level = "deafult"\n', "unknown value 'deafult' for level; did you mean 'default'?"),
         ("headroom = true\n", "headroom=True must be a number, not bool"),
