@@ -69,8 +69,8 @@ class NewNodes:
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:
         self.view, self._op, self._typed = view, op, typed
-        self.ahead: list[NodeProto] = []
-        self.behind: list[NodeProto] = []
+        self.leading: list[NodeProto] = []
+        self.trailing: list[NodeProto] = []
         self.weights: list[TensorProto] = []
 
     def name(self, stem: str) -> str:
@@ -88,17 +88,17 @@ class NewNodes:
         node = new_node(op_type, inputs, "", **attributes)
         name = node.output[0] = self._named(stem, (self._op.scope, node.SerializeToString(deterministic=True)))
         node.name = f"{name}_{op_type}" if self._typed else name
-        if node not in self.ahead:
-            self.ahead.append(node)
+        if node not in self.leading:
+            self.leading.append(node)
         return name
 
     def after(self, op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> None:
         """Add a node after the op, with `result` as its output."""
-        self.behind.append(new_node(op_type, inputs, result, f"{result}_{op_type}", **attributes))
+        self.trailing.append(new_node(op_type, inputs, result, f"{result}_{op_type}", **attributes))
 
     def parts(self) -> dict[str, Any]:
         """Return the nodes and constants as keyword arguments of a Replacement."""
-        return {"ahead": tuple(self.ahead), "behind": tuple(self.behind), "weights": tuple(self.weights)}
+        return {"leading": tuple(self.leading), "trailing": tuple(self.trailing), "weights": tuple(self.weights)}
 
     def _named(self, stem: str, content: object) -> str:
         stem = stem if self._op.scope == MAIN else f"{stem}_{self._op.scope}"

@@ -121,7 +121,7 @@ def _run_checks(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, Model
 
 
 def _dense(skeleton: ModelProto) -> ModelProto:
-    """Return the model with inputs in place of sparse initializers, which onnx would infer as sparse tensors."""
+    """Return the model with inputs in place of sparse initializers, since onnx would infer sparse tensors."""
     dense = clone(skeleton)
     for sparse in skeleton.graph.sparse_initializer:
         values = sparse.values

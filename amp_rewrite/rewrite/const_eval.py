@@ -28,7 +28,7 @@ from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import CONSTANT, Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
-"""The moves that the recognition of attention traces."""
+"""The moves traced to recognize attention."""
 _EVALUATED = frozenset(
     (CARRIERS.keys() | BROADCASTS | SAME_SHAPE | ELEMENTLESS | {"ConstantOfShape", "EyeLike", "OneHot", "Range"})
     - UNREPEATABLE
@@ -127,8 +127,8 @@ def _worth_folding(view: View, op: Op, folded: Mapping[ValueId, Array]) -> bool:
     """True if folding saves arithmetic; a weight that is only reshaped would be stored twice."""
 
     def before(op_id: OpId) -> Iterator[OpId]:
-        read = (v for v in view.ops[op_id].operands if v in folded and view.dtype(v) is DType.FLOAT)
-        return (producer.id for v in read if (producer := view.producer(v)) is not None)
+        sources = (v for v in view.ops[op_id].operands if v in folded and view.dtype(v) is DType.FLOAT)
+        return (producer.id for v in sources if (producer := view.producer(v)) is not None)
 
     return any(view.ops[step].kind in _ARITHMETIC for step in reach((op.id,), before))
 

@@ -108,10 +108,9 @@ def _keepdims(site: EmulatedOp) -> bool:
 def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
     """Expand a ReduceSum or ReduceMean over leading or trailing axes.
 
-    The sum is rounded; for a mean, it is divided by a rounded count.
-
-    Over leading axes, the sums of blocks of rows are added in the low type. The device adds them in the order in which
-    the blocks finish; this recipe adds the last block first. Over other axes, a library sums in float32.
+    The sum is rounded; for a mean, it is divided by a rounded count. Over leading axes, the sums of blocks of rows are
+    added in the low type. The device adds them in the order in which the blocks finish; this recipe adds the last block
+    first. Over other axes, a library sums in float32.
     """
     shape, axes = site.shape(0), _reduced_axes(site)
     if shape is None or not axes:

@@ -92,7 +92,7 @@ def emulate(
 def in_float32(model: Model, types: Collection[DType], edges: Collection[str] = ()) -> Model:
     """Return a model with float32 in place of `types`, without rounding to them.
 
-    Inputs and outputs keep their types, except for those named in `edges`.
+    Inputs and outputs keep their types, except the ones named in `edges`.
     """
     return _twin(model, frozenset(types), False, edges, frozenset(types))
 
@@ -117,7 +117,7 @@ def _twin(
 class _Twin:
     """Rewriter of a copy of the model in one walk; `types`, called low here, become float32.
 
-    `low_edges`: inputs and outputs that keep their low type. `names`: the names of float32 twins that differ from the
+    `low_io`: inputs and outputs that keep their low type. `names`: the names of float32 twins that differ from the
     names of their values.
     """
 
@@ -134,8 +134,8 @@ class _Twin:
         self.low_inputs = frozenset(filter(self._low_tensor, main.inputs))
         low_outputs = frozenset(filter(self._low_tensor, main.outputs))
         ends = (v for v in self.low_inputs | low_outputs if view.value_name(v) not in edges)
-        self.low_edges = frozenset(v for v in ends if view.dtype(v) in kept_types)
-        separate = sorted(self.low_edges | self.low_inputs if rounding else self.low_edges)
+        self.low_io = frozenset(v for v in ends if view.dtype(v) in kept_types)
+        separate = sorted(self.low_io | self.low_inputs if rounding else self.low_io)
         self.names = {v: claimed(f"{view.value_name(v)}_float32", self.taken) for v in separate}
 
     # -- values --------------------------------------------------------------------------------------
@@ -173,16 +173,16 @@ class _Twin:
         nodes: list[NodeProto] = []
         for value in sorted(self.low_inputs) if scope.id == MAIN else ():
             name = self.view.value_name(value)
-            if value in self.low_edges:
+            if value in self.low_io:
                 nodes.append(self._cast(name, self._name(value), DType.FLOAT))
             elif self.rounding:
                 nodes.extend(self._rounded(name, value))
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
-        for value in sorted(self.low_edges - self.low_inputs) if scope.id == MAIN else ():
+        for value in sorted(self.low_io - self.low_inputs) if scope.id == MAIN else ():
             nodes.append(self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT))
         self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
-        low_names = {self.view.value_name(v) for v in self.low_edges} if scope.id == MAIN else set()
+        low_names = {self.view.value_name(v) for v in self.low_io} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
             if formal.name not in low_names:
                 self._widen_type(formal.type)
@@ -192,7 +192,7 @@ class _Twin:
         widened = list[TensorProto]()
         for tensor in graph.initializer:
             value = values[tensor.name]
-            if value.id in self.low_inputs & self.low_edges or not self._low(value.id):
+            if value.id in self.low_inputs & self.low_io or not self._low(value.id):
                 widened.append(tensor)
             else:
                 name = tensor.name if value.id in self.low_inputs else self._name(value.id)

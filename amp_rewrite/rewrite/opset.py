@@ -110,9 +110,9 @@ def _fused_kinds(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[
     if target.family != Target.TENSORRT:
         context = Context(to)
         contrib = multi_head_attentions(view, context) if fuse in ("contrib", "diffusion") else ()
-        taken = {op for outcome in contrib if isinstance(outcome, Replacement) for op in outcome.ops}
+        contrib_ops = {op for outcome in contrib if isinstance(outcome, Replacement) for op in outcome.ops}
         for _, attention in fusible_attentions(view, context):
-            if not isinstance(attention, str) and taken.isdisjoint(attention.match.ops):
+            if not isinstance(attention, str) and contrib_ops.isdisjoint(attention.match.ops):
                 yield from ((op, ATTENTION) for op in attention.match.ops)
     for cluster in clusters(view):
         if cluster.kind in _FIRST_WITH_OPERATOR:
@@ -167,7 +167,7 @@ def _compared(view: View, opset: int, kernels: _KernelCheck) -> Finding:
     if gained := _improved(before, after):
         parts.append(f"the target supports {', '.join(gained)} better")
     if lost := _improved(after, before):
-        parts.append(f"it no longer supports {', '.join(lost)} as well")
+        parts.append(f"it supports {', '.join(lost)} less well")
     return Finding("opset", "ai.onnx", "; ".join(parts))
 
 
@@ -256,16 +256,16 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
     if any(low < changed <= high for changed in versions.MEANING_CHANGES.get(node.op_type, ())):
         return f"has another meaning at opset {opset}"
     if node.op_type == "Split" and low < versions.FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
-        return "requires the number of parts as an attribute there"
+        return f"requires the number of parts as an attribute at opset {opset}"
     value_of = onnx.helper.get_attribute_value
     for attribute in [attribute for attribute in node.attribute if attribute.name not in new.attributes]:
         default = old.attributes[attribute.name].default_value if attribute.name in old.attributes else None
         if default is None or not default.name or value_of(default) != value_of(attribute):
-            return f"has the attribute {attribute.name}, which it cannot have there"
+            return f"has the attribute {attribute.name}, which opset {opset} does not define"
         set_attribute(node, attribute.name)
     if len(node.input) > new.max_input or len([o for o in node.output if o]) > new.max_output:
-        return "has more inputs or outputs than are allowed there"
+        return f"has more inputs or outputs than opset {opset} allows"
     missing = [
         n for n, attribute in new.attributes.items() if attribute.required and n not in {s.name for s in node.attribute}
     ]
-    return f"does not have {missing[0]}, which is required there" if missing else None
+    return f"is missing the attribute {missing[0]}, which opset {opset} requires" if missing else None

@@ -26,9 +26,9 @@ class Replacement:
 
     `kind` names what the ops compute together ("layer_normalization", "constant" …). `weights` are new initializers for
     the node. `place` is the op whose position the node takes if its results are read before `last`. `declared` contains
-    the types of results that onnx cannot infer. `ahead` and `behind` are the nodes directly before and after the node;
-    a node that precedes several replacements in one graph is written once. `substitutes` maps other replaced ops to
-    nodes at their positions. `findings` are added to the report; None means one finding that names the fused ops.
+    the types of results that onnx cannot infer. `leading` and `trailing` are nodes directly before and after it; a node
+    that precedes several replacements in one graph is written once. `substitutes` maps other replaced ops to nodes at
+    their positions. `findings` are added to the report; None means one finding that names the fused ops.
     """
 
     kind: str
@@ -38,15 +38,15 @@ class Replacement:
     weights: tuple[TensorProto, ...] = ()
     place: OpId | None = None
     declared: tuple[ValueInfoProto, ...] = ()
-    ahead: tuple[NodeProto, ...] = ()
-    behind: tuple[NodeProto, ...] = ()
+    leading: tuple[NodeProto, ...] = ()
+    trailing: tuple[NodeProto, ...] = ()
     substitutes: Mapping[OpId, NodeProto] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
 
     @property
     def nodes(self) -> tuple[NodeProto, ...]:
         """The node and its neighbors, in order."""
-        return (*self.ahead, self.node, *self.behind)
+        return (*self.leading, self.node, *self.trailing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ def fused_node(
 def external_inputs(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
     """Return the values that these ops read from outside the group, in order of first use."""
     results = {value for op in ops for value in view.ops[op].outputs}
-    read = (value for op in sorted(ops) for value in view.ops[op].inputs)
-    return dict.fromkeys(value for value in read if value is not None and value not in results)
+    inputs = (value for op in sorted(ops) for value in view.ops[op].inputs)
+    return dict.fromkeys(value for value in inputs if value is not None and value not in results)
 
 
 def only_float32(view: View, ops: Iterable[OpId]) -> bool:
@@ -200,14 +200,14 @@ def run_round(
     """
     replacements: list[Replacement] = []
     refusals: list[Outcome] = []
-    taken: set[OpId] = set()
+    replaced_ops: set[OpId] = set()
     for outcome in (outcome for each in passes for outcome in each(view, context)):
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif (reason := objection(view, outcome)) is not None:
             refusals.append(Refusal(outcome.kind, outcome.last, reason))
-        elif taken.isdisjoint(outcome.ops):
-            taken.update(outcome.ops)
+        elif replaced_ops.isdisjoint(outcome.ops):
+            replaced_ops.update(outcome.ops)
             replacements.append(outcome)
     return View.of(replaced(view, replacements)) if replacements else view, [*replacements, *refusals]
 
@@ -277,12 +277,12 @@ class _ReplacementWriter:
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Rewrite a copied graph in place; `scope` is the index of the original."""
         nodes: list[NodeProto] = []
-        ahead: set[str] = set()
+        written: set[str] = set()
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             if op_id in self.places:
                 replacement = self.places[op_id]
-                nodes += [n for n in replacement.nodes if n is replacement.node or not ahead.intersection(n.output)]
-                ahead.update(name for n in replacement.ahead for name in n.output)
+                nodes += [n for n in replacement.nodes if n is replacement.node or not written.intersection(n.output)]
+                written.update(name for n in replacement.leading for name in n.output)
             elif op_id in self.substitutes:
                 nodes.append(self.substitutes[op_id])
             elif op_id not in self.removed:

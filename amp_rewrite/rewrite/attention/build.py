@@ -44,7 +44,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def write_attention(attention: FusibleAttention) -> AttentionReplacement:
-    """Return the replacement of an attention. All readers of a mask share the nodes that depend only on the mask."""
+    """Return the replacement of an attention. All readers of a mask share the nodes computed from the mask only."""
     return _AttentionWriter(attention).written()
 
 
@@ -57,14 +57,14 @@ def _with_unread(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tupl
 
 
 class AttentionNodes(NewNodes):
-    """Nodes around one attention, including a test for rows of its mask that contain a visible key."""
+    """Nodes around one attention, including a test for rows of the mask with a visible key."""
 
     def __init__(self, attention: FusibleAttention, *, typed: bool = False) -> None:
         super().__init__(attention.view, attention.match.last, typed=typed)
         self.attention = attention
 
     def visible_keys(self) -> str:
-        """Add a bool value that is True for visible keys; return its name."""
+        """Add a bool value, True for each visible key; return its name."""
         score_mask = self.attention.match.score_mask
         assert score_mask is not None
         stem = self.view.value_name(score_mask.value)
@@ -74,7 +74,7 @@ class AttentionNodes(NewNodes):
         return stem if score_mask.visible_if else self.before("Not", (stem,), f"{stem}_shown")
 
     def attending_rows(self, visible: str) -> str:
-        """Add a bool value that is True for rows with visible keys; return its name.
+        """Add a bool value, True for each row with visible keys; return its name.
 
         A count beyond the range of the low type is infinite, which is also nonzero.
         """
@@ -141,7 +141,7 @@ class _AttentionWriter(AttentionNodes):
         return mask, attending
 
     def _masked_bias(self, bias: str, visible: str, attending: str | None) -> str:
-        """Add a bias that is far below any score at hidden keys, and 0 in rows without visible keys."""
+        """Add a copy of a bias: far below any score at hidden keys, and 0 in rows without visible keys."""
         stem = f"{bias}_{visible}"
         if attending is not None and not self.attention.infinite_fill:
             bias = self.before("Where", (attending, bias, self.zero(stem)), f"{stem}_seeing")
@@ -213,7 +213,7 @@ def compare(
     """Return how the nodes differ from the ops on random operands; None if they agree.
 
     `feeds` returns two things: queries, keys and values with separate heads, before keys are transposed and heads
-    repeated; and the feed of the nodes. `layout` brings the result of the ops into the layout of the nodes' result.
+    repeated; and the feed of the nodes. `layout` converts the result of the ops to the layout of the nodes' result.
     """
     result, nodes = attention.match.last.node.output[0], replacement.nodes
     trials = list(_trials(attention, replacement, sizes, feeds))

@@ -26,7 +26,7 @@ _MAX_ELEMENTS = 1 << 24
 """Maximum size of an array of numbers to move."""
 RANK = 4
 SWAP = (0, 2, 1, 3)
-"""The permutation that moves heads before tokens; it is its own inverse."""
+"""The permutation to move heads before tokens, and its own inverse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class OperandSource:
 
 
 def head_split(view: View, value: ValueId) -> Op | None:
-    """Return the Reshape that splits off the heads, if a Transpose then moves them before the tokens."""
+    """Return the Reshape to separate heads, if a Transpose then moves them before the tokens."""
     op = view.producer(value, "Transpose")
     return view.producer(op.inputs[0], "Reshape") if op is not None and permutation(op) == SWAP else None
 

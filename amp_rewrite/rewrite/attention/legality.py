@@ -35,7 +35,7 @@ from amp_rewrite.rewrite.replacement import Context, Replacement
 
 @dataclass(frozen=True, slots=True)
 class FusibleAttention:
-    """An attention that one operator can replace, judging by structure and shapes.
+    """A fusible attention, judging by structure and shapes.
 
     `low` is the type to which it may be lowered. `causal`: its mask only hides the keys after each query. `needs_mask`:
     it has another mask, with the dimensions `mask_dims`, over `lengths` queries and keys. `has_empty_rows`: some row
@@ -129,7 +129,7 @@ def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> 
             boolean = attention.boolean and _every_row_contains(view, mask.value, mask.visible_if)
             attends = context.every_row_attends or boolean
         if not attends and np.isinf(mask.fill) and not match.zeroes_nan:
-            return "a row of its mask may hide every key: it would give 0 instead of NaN"
+            return "a row of its mask may hide every key, and would become 0 instead of NaN"
         attention = replace(attention, needs_mask=not causal, causal=causal, has_empty_rows=not attends)
     for bias in biases:
         is_mask = mask is not None and mask.graded and bias == mask.value
@@ -141,12 +141,12 @@ def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> 
             return "the rank of its mask is not known"
         if not (broadcasts(shape[:-1], queries[:-1]) or _result_fixes_mask(view, match, queries)):
             return "its mask is not known to have the batch, heads and length of its queries, or 1 in their place"
-    read = [shapes[bias] for bias in biases]
+    summands = [shapes[bias] for bias in biases]
     if attention.needs_mask and mask is not None:
-        read.insert(0, visible.shape if visible is not None else shapes[mask.value])
-    if read and not _covers_lengths(read, attention.lengths):
+        summands.insert(0, visible.shape if visible is not None else shapes[mask.value])
+    if summands and not _covers_lengths(summands, attention.lengths):
         return "its mask does not cover every query and every key"
-    return replace(attention, mask_dims=read[0] if read else ())
+    return replace(attention, mask_dims=summands[0] if summands else ())
 
 
 def _every_row_contains(view: View, value: ValueId, element: bool, depth: int = 8) -> bool:
@@ -221,7 +221,7 @@ def _possible_infinity(view: View, bias: ValueId, to: DType) -> str | None:
             continue
         elif op is None or not _keeps_finite(view, op) or len(seen) > _MAX_VALUES:
             name = view.value_name(value)
-            return f"the bias of its scores comes from {name}, which may contain −inf: NaN would become 0"
+            return f"the bias of its scores comes from {name}, which may contain −inf, so a NaN would become 0"
         else:
             unseen = [v for v in op.operands if v not in seen]
             pending.extend(unseen)

@@ -23,18 +23,18 @@ from amp_rewrite.rewrite.replacement import only_float32
 # -- masks of scores: by selection, addition or multiplication -------------------------------------
 
 ABSORBING = -1e30
-"""The largest float32 number that absorbs any score in a sum, which is the purpose of fills such as −3.4e38."""
+"""The largest float32 number to absorb any score in a sum, the purpose of fills such as −3.4e38."""
 NEGLIGIBLE = -DType.FLOAT16.max / 4
 """The largest score without weight next to a network's other scores, even if added twice; the bound of mask fills."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreMask:
-    """A mask of scores: `fill` replaces each score for which `value`, a bool, is not `visible_if`.
+    """A mask of scores: `fill` replaces each score unless `value`, a bool, equals `visible_if` there.
 
     `visible`: True for visible scores, if they are known; then the ops read `value` itself, a bool or a summand.
     `zero_operand`: another operand of the ops, which is 0 for visible scores.
-    `graded`: the summand is greater than `fill` for visible scores, and at most `fill` for hidden ones.
+    `graded`: the summand is greater than `fill` for visible scores, and at most `fill` for hidden scores.
     """
 
     value: ValueId
@@ -54,7 +54,7 @@ def selection_mask(view: View, op: Op, slot: int) -> ScoreMask | None:
 
 
 def additive_mask(view: View, value: ValueId | None, low: DType) -> ScoreMask | None:
-    """Return the mask that a summand of scores applies, if each of its elements is 0 or one number far below them."""
+    """Return the mask in a summand of scores, if each element is 0 or the same number far below the scores."""
     op = view.producer(value)
     if value is None:
         return None
@@ -299,5 +299,5 @@ def _objection(view: View, match: AttentionMatch) -> str | None:
         if op_id != match.last.id and (op.scope != match.last.scope or not confined(view, result, inside)):
             return f"other ops read the result of {op.name}"
     if not DType.FLOAT.smallest_subnormal <= match.scale <= DType.FLOAT.max:
-        return f"its scale is {match.scale:g}, but the runtime needs one above 0"
+        return f"its scale is {match.scale:g}, but runtimes require a positive, finite scale"
     return None

@@ -1,1 +1,1 @@
-"""Contrib fusion: replace standard ops by onnxruntime's own operators."""
+"""Contrib fusion: replace standard ops with onnxruntime's own operators."""

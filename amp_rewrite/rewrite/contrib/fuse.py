@@ -62,8 +62,8 @@ def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Op
     yield from (Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds(kinds))
     for fusion in fuse_clusters(view, context, _COMPLETE_OPSET):
         if isinstance(fusion, Replacement) and fusion.node.op_type in kinds:
-            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
-            inputs = tuple(read[name] for name in fusion.node.input)
+            ids = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
+            inputs = tuple(ids[name] for name in fusion.node.input)
             yield Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs)
 
 
@@ -92,7 +92,7 @@ def _with_types(view: View, outcome: Outcome) -> Outcome:
         return outcome
     results, dims, scope = [], known_dims(view), view.ops[outcome.last].scope
     same_shape = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
-    for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
+    for name in filter(None, (name for node in (outcome.node, *outcome.trailing) for name in node.output)):
         full = dims.get(_value_ids(view).get((scope, same_shape.get(name, name))))
         if full is not None and scope != MAIN:
             full = fixed(full)  # a symbolic size may differ between iterations of a body

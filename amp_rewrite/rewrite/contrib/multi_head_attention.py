@@ -50,7 +50,7 @@ _MAX_HEAD_WIDTH = 256  # for the fast kernels of GroupQueryAttention
 
 
 def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each written-out attention with one node, or refuse it; `attention` reports unfusible ones."""
+    """Replace each written-out attention with one node, or refuse it; `attention` reports other refusals."""
     for last, attention in fusible_attentions(view, context):
         if not isinstance(attention, str):
             yield as_outcome(KIND, last, _fused(attention, grouped=context.low_only))
@@ -99,7 +99,7 @@ class _MultiHeadWriter(AttentionNodes):
         zeroes = match.zeroes_nan and attention.infinite_fill
         reads = [*self._operands(self.result, None if zeroes else attending), "", "", self._score_bias()]
         if ("values", "heads") in self.bases.values() and self.width != self.depth:
-            return "its values have separate heads, and another width than its keys"
+            return "its values have separate heads, and a different width from its keys"
         results = [self._result_name(self.result, attending if zeroes else None)]
         attributes = {"num_heads": self.heads, "scale": match.scale}
         attributes |= {"unidirectional": 1} if attention.causal else {}
@@ -211,7 +211,7 @@ class _MultiHeadWriter(AttentionNodes):
         return [query_input, swapped, self._base(match.values, "values", "heads")]
 
     def _packed(self, value: ValueId, heads: int) -> ValueId | None:
-        """Return the tokens by features from which a value with separate heads is split."""
+        """Return the source of a value with separate heads, as tokens by features."""
         return self._merged(head_split(self.attention.view, value), heads)
 
     def _merged(self, op: Op | None, heads: int) -> ValueId | None:

@@ -1,7 +1,7 @@
 """Fusion of rotary position embeddings into onnxruntime's RotaryEmbedding.
 
-Exporters multiply by cosines and sines with two equal halves, and the operator reads only one half. The halves must be
-equal by construction, regardless of how they are computed from positions. The standard operator also reads halves.
+Exporters multiply by cosines and sines with two equal halves, and the operator reads only one half. The ops or
+constants that compute the tables must show that the halves are equal. The standard operator also reads halves.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _CHUNK_ROWS = 1 << 6  # rows of a weight converted to float64 at a time
 
 
 def split_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace a bias added before the Split into queries, keys and values by one bias for each. O(attentions).
+    """Replace a bias added before the Split into queries, keys and values with one bias for each. O(attentions).
 
     The biases of keys and values can then be dropped or moved.
     """
@@ -267,7 +267,7 @@ class _BiasMover:
             names = {w: new.constant(f"{stem}_{w}", array.astype(np.float32)) for w, array in stored.items()}
             *zeroing, product, node = nodes = self._nodes(self.projection, new, names)
             ops |= {op.id for op in self.projection.ops}
-            new.ahead.append(product)
+            new.leading.append(product)
             substitutes.update((self.projection.ops[0].id, each) for each in zeroing)
             reason = self._projection_difference(self.projection, nodes, names)
         findings = (Finding("bias", self.attention.last.name, " · ".join(changes)),)

@@ -65,8 +65,8 @@ def _score_sums(view: View) -> list[Op]:
     """
     if view.opset < FIRST_WHERE:
         return []
-    read = {value for op in view.of_kinds(_SOFTMAXES) for value in op.inputs}
-    adds = (op for op in view.of_kinds(("Add",)) if op.outputs[0] in read) if read else ()
+    rows = {value for op in view.of_kinds(_SOFTMAXES) for value in op.inputs}
+    adds = (op for op in view.of_kinds(("Add",)) if op.outputs[0] in rows) if rows else ()
     sums = [op for op in adds if view.dtype(op.outputs[0]) is DType.FLOAT]
     if not sums:
         return []

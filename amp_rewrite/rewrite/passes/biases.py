@@ -74,7 +74,7 @@ def _without_bias(view: View, op: Op) -> Replacement:
         bias = bias.reshape(-1, *[1] * (len(weight.dims) - 2))
     name = f"{op.node.name}_bias" if op.node.name else ""
     total = new_node("Add", [product.output[0], new.constant(f"{op.node.input[2]}_split", bias)], result, name)
-    new.ahead.append(product)
+    new.leading.append(product)
     text = "its bias is far larger than its weights · now added in float32 after the product"
     return Replacement("bias", (op.id,), op.id, total, findings=(Finding("bias", op.name, text),), **new.parts())
 
@@ -162,7 +162,7 @@ def _moved_into_table(
     node.input[table_add.inputs.index(value)] = stored
     reader, slot = (node, table_add.inputs.index(biased)) if concat is None else (clone(concat.node), position)
     reader.input[slot] = source
-    new.ahead += [reader] if concat is not None else []
+    new.leading += [reader] if concat is not None else []
     ops = tuple(op.id for op in (total.add, concat, table_add) if op is not None)
     findings = (Finding("bias", total.add.name, "a bias added ahead of a table is folded into the table's rows"),)
     fusion = Replacement("bias", ops, table_add.id, node, **new.parts(), findings=findings)

@@ -132,7 +132,7 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
         return view, ()
     from amp_rewrite.rewrite.emulate import in_float32  # late: few models are already in half precision
 
-    edges = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
+    retyped = {view.value_name(value) for value in io_types(view, parse_io(request.io), request.to)}
     findings = []
     if low:
         names = " and ".join(dtype.spelling for dtype in others)
@@ -142,7 +142,7 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
         text = f"{count(len(wide), 'op computes', 'ops compute')} in float64; they now use float32"
         findings.append(Finding("narrowed", "model", text))
     types = [*others, *([DType.DOUBLE] if wide else [])]
-    return View.of(in_float32(view.model, types, edges)), tuple(findings)
+    return View.of(in_float32(view.model, types, retyped)), tuple(findings)
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
@@ -305,7 +305,7 @@ def _key(view: View, op: OpId) -> _Key:
 def _objection(to: DType, target: Target, excluded: Collection[_Key], view: View, fusion: Replacement) -> str | None:
     matched_ops = [op for op in fusion.ops if _key(view, op) in excluded]
     if matched_ops:
-        return f"a pattern names {view.ops[matched_ops[0]].name}"
+        return f"a pattern selects {view.ops[matched_ops[0]].name}"
     if fusion.kind == ATTENTION and target.family == Target.TENSORRT:
         return "TensorRT fuses attention from its parts, so it is left written out"
     kernels = target.kernels

@@ -168,7 +168,7 @@ def _patches(view: View, op: Op, flat: Op, transpose: Op, context: Context) -> R
 # -- unaligned products ----------------------------------------------------------------------------
 
 ALIGNED = "aligned_product"
-_FAST_MULTIPLE, _PADDED_MULTIPLE = 8, 64  # of columns: for fast kernels, and after padding
+_FAST_MULTIPLE, _PADDED_MULTIPLE = 8, 64  # numbers of columns: for fast kernels, and after padding
 
 
 def align_products(view: View, context: Context) -> Iterator[Outcome]:

@@ -46,7 +46,7 @@ _SUMMAND_SLOTS = {
     **dict.fromkeys(("GroupNormalization", "BatchNormalization"), (2,)),
     **dict.fromkeys(COMPARISONS, (0, 1)),
 }
-"""Slots of constants that are added to or compared with other numbers, so their precision matters less."""
+"""Slots of constants in sums and comparisons, whose precision matters less."""
 
 
 class Origin(NamedTuple):
@@ -199,7 +199,7 @@ class _ShiftEmitter:
                 if self.natural.get(value):
                     node.output[port.slot] = self._name(value)
                     if self._keeps_name(value):
-                        new.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), new))
+                        new.trailing.append(self._mul(op, Origin(value, 0), self.view.value_name(value), new))
             elif self.view.constant(value) is not None:
                 if exponent:
                     tensor = self._constant(value, exponent)
@@ -212,7 +212,7 @@ class _ShiftEmitter:
             else:  # the value is not computed at this exponent
                 name = self._new_name(value, exponent, op.scope)
                 if name not in node.input:
-                    new.ahead.append(self._mul(op, Origin(value, exponent), name, new))
+                    new.leading.append(self._mul(op, Origin(value, exponent), name, new))
                 node.input[port.slot] = name
         for slot, value in enumerate(op.inputs):  # ports without a constraint
             if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):

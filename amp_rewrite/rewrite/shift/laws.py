@@ -38,7 +38,7 @@ Law = tuple[tuple[int, OpPort], ...]
 
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
-    """Return the laws of an op's float32 ports, including laws that fix a port at exponent 0."""
+    """Return the laws of an op's float32 ports, including fixed exponents of 0."""
     values = ((OpPort(side, i), v) for side, vs in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(vs))
     ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
     laws, constrained = list[Law](), set[OpPort]()
@@ -77,12 +77,12 @@ def _port(name: str) -> OpPort:
 
 
 def _law(**terms: int) -> Law:
-    """Return the law by which the exponents of ports, times these factors, sum to zero."""
+    """Return the law of a zero sum: the exponents of these ports, times these factors."""
     return tuple((factor, _port(name)) for name, factor in terms.items())
 
 
 def _equal(first: str, *others: str) -> list[Law]:
-    """Return the laws by which all these ports have the same exponent."""
+    """Return the laws of equal exponents for all these ports."""
     return [_law(**{first: 1, other: -1}) for other in others]
 
 
@@ -170,7 +170,7 @@ def _has_input(op: Op, slot: int) -> bool:
 
 
 def _key_value_ports(op: Op) -> tuple[str, str, Law]:
-    """Return the ports of keys and values, possibly packed, and the law by which `scale` restores the scores."""
+    """Return the ports of keys and values, possibly packed, and the law for `scale` to restore the scores."""
     key = "x1" if _has_input(op, 1) else "x0"
     return key, "x2" if _has_input(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
 

@@ -27,7 +27,7 @@ _MAX_ROUNDS = 8
 """Maximum number of passes over all relations; laws still violated after that need Muls."""
 
 ClassId = int
-"""A value that represents its class: all values with the same exponent."""
+"""The representative of a class: one of the values with the same exponent."""
 
 
 class Relation(NamedTuple):
@@ -153,7 +153,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, request: ShiftRequest) -> int:
-    """Return the smallest exponent that gives a value of this magnitude the requested headroom."""
+    """Return the smallest exponent to give a value of this magnitude the requested headroom."""
     exponent = max(0, math.ceil(math.log2(absmax * request.headroom / request.to.max)))
     while absmax * request.headroom > math.ldexp(request.to.max, exponent):
         exponent += 1

@@ -123,7 +123,7 @@ def test_copies_between_the_softmax_and_its_products_are_fused(copy: str) -> Non
 ROWS_HIDDEN = "a row of its mask may hide every key"
 
 
-FROM_W = "the bias of its scores comes from w, which may contain −inf: NaN would become 0"
+FROM_W = "the bias of its scores comes from w, which may contain −inf, so a NaN would become 0"
 CAPPED = "its scores are capped by Tanh, and releases of the runtime differ in whether the mask comes first"
 BEYOND = "the bias of its scores reaches 3.4e+38, beyond the range of float16"
 FROM_U = FROM_W.replace("from w", "from u")
@@ -144,9 +144,9 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (
             "r = Mul (q, minus)  " + PLAIN.replace("(q,", "(r,"),
             "",
-            "its scale is -1, but the runtime needs one above 0",
+            "its scale is -1, but runtimes require a positive, finite scale",
         ),
-        (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
+        (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}, and would become 0 instead of NaN"),
         (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
         (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores, but is not a mask"),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
@@ -214,15 +214,15 @@ def test_a_softmax_without_products_is_not_attention() -> None:
 
 def without(written: AttentionReplacement, op_type: str) -> AttentionReplacement:
     """Return the replacement without the last node of a type; readers of the node read its operand."""
-    (*_, removed) = [node for node in written.ahead if node.op_type == op_type]
+    (*_, removed) = [node for node in written.leading if node.op_type == op_type]
     renamed = {removed.output[0]: removed.input[1 if op_type == "Where" else 0]}
     nodes = []
-    for node in (*(n for n in written.ahead if n is not removed), written.node):
+    for node in (*(n for n in written.leading if n is not removed), written.node):
         copy = NodeProto()
         copy.CopyFrom(node)
         copy.input[:] = [renamed.get(name, name) for name in node.input]
         nodes.append(copy)
-    return replace(written, ahead=tuple(nodes[:-1]), node=nodes[-1])
+    return replace(written, leading=tuple(nodes[:-1]), node=nodes[-1])
 
 
 @pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])

@@ -317,7 +317,7 @@ WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCOR
         (HIDDEN, EDGES + ", bool[3,5] mask", "its mask does not have axes for batch and heads"),
         (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, but not in every head"),
         # refused by the kernel
-        (WIDER, EDGES, "its values have separate heads, and another width than its keys"),
+        (WIDER, EDGES, "its values have separate heads, and a different width from its keys"),
     ],
 )
 def test_near_misses_of_an_attention_stay(body: str, inputs: str, why: str) -> None:
