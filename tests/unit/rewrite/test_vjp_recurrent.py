@@ -120,4 +120,4 @@ def test_forms_without_a_rule_are_refused() -> None:
     ):
         with pytest.raises(GradientError) as caught:
             gradients(case("", op, settings, extra).model(20), "loss", ["w"])
-        assert str(caught.value) == f"node 'y' ({op}): no gradient with {fact}"
+        assert str(caught.value) == f"node 'y' ({op}): there is no gradient rule for {fact}"

@@ -192,7 +192,7 @@ def test_an_embedding_below_opset_16_is_moved_and_reported(opset: int) -> None:
     assert history.losses[-1] < 0.5 * history.losses[0]
     assert step.report is not None
     assert step.report.notes == (
-        f"the step uses ai.onnx opset 16, whose ScatterND adds gradients; the model has {opset}",
+        f"the step uses ai.onnx opset 16 to add gradients with ScatterND; the model has {opset}",
     )
     assert trainer.export().proto.opset_import[0].version == opset
 

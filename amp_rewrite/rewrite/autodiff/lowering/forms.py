@@ -1,4 +1,4 @@
-"""Function bodies for ops without a gradient rule, and the move to the opset needed for gradients."""
+"""Function bodies for ops without a gradient rule, and the conversion to an opset with gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
 
 def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
-    """Return the model at an opset with the ops of gradients, and a note if it was moved."""
+    """Convert a model to opset 16 if it has a lower one; return the model, and a note on the conversion."""
     opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), FIRST_SCATTER_ADD)
     if opset >= FIRST_SCATTER_ADD:
         return model, ()
@@ -39,9 +39,9 @@ def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
     if isinstance(moved, str):
         raise GradientError(
             f"gradients need ai.onnx opset {FIRST_SCATTER_ADD}, but this model has opset {opset} and cannot be"
-            f" moved there: {moved}; export it again"
+            f" converted to it: {moved}; export the model again at a higher opset"
         )
-    note = f"the step uses ai.onnx opset {FIRST_SCATTER_ADD}, whose ScatterND adds gradients; the model has {opset}"
+    note = f"the step uses ai.onnx opset {FIRST_SCATTER_ADD} to add gradients with ScatterND; the model has {opset}"
     return moved.model, (note,)
 
 
@@ -49,7 +49,7 @@ def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
 
 
 def _batch_norm(v: Forward) -> list[str]:
-    """Normalize by the running statistics or by the batch's mean and biased variance, in the type of the statistics.
+    """Normalize by the running statistics or by the batch's mean and biased variance, in the statistics' type.
 
     The running statistics are updated with weight 1 − momentum, as in the standard.
     """
@@ -61,16 +61,16 @@ def _batch_norm(v: Forward) -> list[str]:
     centered, *moments = _moments(v, dtype, [0, *range(2, v.rank())])
     momentum = v.attr("momentum", 0.9)
     results = [_normalized(v, dtype, centered, moments[1])]
-    for slot, new in zip((3, 4), moments, strict=True):
-        moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, dtype))
-        results.append(b.op("Add", b.op("Mul", v.x(slot), b.scalar(momentum, dtype)), moved))
+    for slot, moment in zip((3, 4), moments, strict=True):
+        increment = b.op("Mul", b.reshape(moment, [-1]), b.scalar(1 - momentum, dtype))
+        results.append(b.op("Add", b.op("Mul", v.x(slot), b.scalar(momentum, dtype)), increment))
     return results
 
 
 def in_training(op: Op) -> bool:
     """True for a BatchNormalization with batch statistics; onnxruntime has no CUDA kernel for it."""
-    moves = int_attribute(op.node, "training_mode", 0) or len(op.outputs) > 1
-    return op.kind == "BatchNormalization" and bool(moves)
+    uses_batch = int_attribute(op.node, "training_mode", 0) or len(op.outputs) > 1
+    return op.kind == "BatchNormalization" and bool(uses_batch)
 
 
 def _instance_norm(v: Forward) -> list[str]:
@@ -80,7 +80,7 @@ def _instance_norm(v: Forward) -> list[str]:
 
 
 def _channel_shape(v: Forward) -> list[int]:
-    """Return the shape to broadcast a value per channel with [N, C, d…]."""
+    """Return the shape of per-channel values for a broadcast with [N, C, d…]."""
     return [-1, *[1] * (v.rank() - 2)]
 
 
@@ -93,7 +93,7 @@ def _moments(v: Forward, dtype: DType, axes: Sequence[int]) -> tuple[str, str, s
 
 
 def _normalized(v: Forward, dtype: DType, centered: str, variance: str) -> str:
-    """Scale, with one factor per channel computed first: each op on the whole tensor costs two passes over it."""
+    """Scale and shift. The factor of each channel is computed first, to have fewer ops on the whole tensor."""
     b = v.b
     root = b.op("Sqrt", b.op("Add", variance, b.scalar(v.attr("epsilon", 1e-5), dtype)))
     scale, bias = (b.reshape(b.cast(v.x(slot), dtype), _channel_shape(v)) for slot in (1, 2))
@@ -102,8 +102,8 @@ def _normalized(v: Forward, dtype: DType, centered: str, variance: str) -> str:
 
 def _cross_entropy(v: Forward) -> list[str]:
     b, attributes = v.b, {name: v.attr(name) for name in ("reduction", "ignore_index")}
-    logs = b.op("LogSoftmax", v.x(0), axis=1)
-    return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **attributes), logs]
+    log_probabilities = b.op("LogSoftmax", v.x(0), axis=1)
+    return [b.op("NegativeLogLikelihoodLoss", log_probabilities, *v.op.node.input[1:], **attributes), log_probabilities]
 
 
 def _lp_norm(v: Forward) -> list[str]:
@@ -114,11 +114,11 @@ def _lp_norm(v: Forward) -> list[str]:
 
 def _one_hot(v: Forward) -> list[str]:
     b, off_and_on = v.b, v.b.split(v.x(2), [1, 1], 0, results=2)
-    hot = b.op("OneHot", v.x(0), v.x(1), b.constant(np.array([0, 1], np.int64)), axis=v.attr("axis", -1))
-    return [b.op("Where", b.op("Cast", hot, to=DType.BOOL.code), *off_and_on[::-1])]
+    one_hot = b.op("OneHot", v.x(0), v.x(1), b.constant(np.array([0, 1], np.int64)), axis=v.attr("axis", -1))
+    return [b.op("Where", b.op("Cast", one_hot, to=DType.BOOL.code), *off_and_on[::-1])]
 
 
-# Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
+# Klambauer et al., Self-Normalizing Neural Networks, 2017; the standard's defaults.
 _SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
 
 
@@ -128,8 +128,8 @@ def _selu(v: Forward) -> list[str]:
 
 
 # -- LSTM, GRU and RNN as a Scan over their steps, in operators that have gradient rules ------------------
-# Formulas: docs/Operators of onnx. The product of the whole sequence and the input weights comes before the Scan; each
-# step computes the product of the state and the recurrence weights.
+# The formulas are in docs/Operators.md of onnx. The product of the whole sequence and the input weights is computed
+# before the Scan, and the product of the state and the recurrence weights in each step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,9 @@ class _Direction:
 
 
 Formula = Callable[[NodeBuilder, _Direction, Sequence[str], str], Sequence[str]]
-"""Appends one step to a body and returns the next states, the output first, from states and the input product.
+"""Appends one step to a body and returns the next states, output first, computed from the states and the input product.
 
-The body reads weights from the outer graph.
+The body captures the weights.
 """
 
 
@@ -159,21 +159,21 @@ def _lstm(b: NodeBuilder, direction: _Direction, states: Sequence[str], x: str) 
 
 
 def _gru(b: NodeBuilder, direction: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
-    """Gates in the order z, r, h; the reset applies before or after the product."""
+    """Gates in the order z, r, h; the reset gate applies to the state or to its product."""
     (h,) = states
     z, r, g = direction.layer.split(b, x, [1] * 3)
     if direction.layer.resets_after:
         product = b.op("MatMul", h, direction.recurrence)
         inner = product if direction.inner_bias is None else b.op("Add", product, direction.inner_bias)
-        of_z, of_r, of_g = direction.layer.split(b, inner, [1] * 3)
-        r = b.op(direction.activations[0], b.op("Add", r, of_r))
-        reset = b.op("Mul", r, of_g)
+        inner_z, inner_r, inner_g = direction.layer.split(b, inner, [1] * 3)
+        r = b.op(direction.activations[0], b.op("Add", r, inner_r))
+        reset = b.op("Mul", r, inner_g)
     else:
-        for_gates, for_state = direction.layer.split(direction.layer.b, direction.recurrence, [2, 1])
-        of_z, of_r = direction.layer.split(b, b.op("MatMul", h, for_gates), [1] * 2)
-        r = b.op(direction.activations[0], b.op("Add", r, of_r))
-        reset = b.op("MatMul", b.op("Mul", r, h), for_state)
-    z = b.op(direction.activations[0], b.op("Add", z, of_z))
+        gate_weights, state_weights = direction.layer.split(direction.layer.b, direction.recurrence, [2, 1])
+        inner_z, inner_r = direction.layer.split(b, b.op("MatMul", h, gate_weights), [1] * 2)
+        r = b.op(direction.activations[0], b.op("Add", r, inner_r))
+        reset = b.op("MatMul", b.op("Mul", r, h), state_weights)
+    z = b.op(direction.activations[0], b.op("Add", z, inner_z))
     g = b.op(direction.activations[1], b.op("Add", g, reset))
     one = direction.layer.b.scalar(1.0, direction.layer.dtype())
     return (b.op("Add", b.op("Mul", b.op("Sub", one, z), g), b.op("Mul", z, h)),)
@@ -197,25 +197,25 @@ CELLS: Mapping[str, _Cell] = {
     "RNN": _Cell(1, 1, ("Tanh",), _rnn),
 }
 
-_SUPPORTED = ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")
-_ACTIVATIONS = {name.lower(): name for name in _SUPPORTED}
-_UNSUPPORTED = ("activation_alpha", "activation_beta", "clip", "input_forget", "layout")
+_ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")
+_BY_LOWER = {name.lower(): name for name in _ACTIVATIONS}
+_UNSUPPORTED_ATTRIBUTES = ("activation_alpha", "activation_beta", "clip", "input_forget", "layout")
 _W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
 
 
 def layer(v: Forward) -> list[str]:
     """Append Scans equivalent to an LSTM, GRU or RNN; return its results.
 
-    Supports directions, lengths, and activations without parameters. GradientError for peepholes, other attributes and
-    activations, and an unknown hidden size or element type.
+    Directions, lengths, and activations without parameters are supported. Raises GradientError for peepholes, other
+    attributes or activations, and an unknown hidden size or element type.
     """
     recurrent = _Layer(v.b, v.op)
-    sequences, ends = [], []
-    for i, direction in enumerate(recurrent.directions_of_layer()):
+    sequences, final_states = [], []
+    for i, direction in enumerate(recurrent.list_directions()):
         sequence, *last = recurrent.scan(direction, i)
         sequences.append(v.b.unsqueeze(sequence, [1]))
-        ends.append([v.b.unsqueeze(state, [0]) for state in last])
-    return [v.joined(sequences, 1), *(v.joined(states, 0) for states in zip(*ends, strict=True))]
+        final_states.append([v.b.unsqueeze(state, [0]) for state in last])
+    return [v.joined(sequences, 1), *(v.joined(states, 0) for states in zip(*final_states, strict=True))]
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class _Layer(Forward):
         return str(self.attr("direction", "forward"))
 
     @property
-    def directions(self) -> int:
+    def direction_count(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
 
     @cached_property
@@ -237,27 +237,27 @@ class _Layer(Forward):
         shape = self.shape(_R)
         size = self.attr("hidden_size", shape[-1] if shape else None)
         if not isinstance(size, int):
-            raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
+            raise self.error("its gradient needs the hidden size; set its attribute hidden_size")
         return size
 
     def _by_direction(self, slot: int) -> list[str | None]:
         """Split an input by direction, without the direction axis; each part is None if the input is absent."""
         if not self.has(slot):
-            return [None] * self.directions
-        parts = self.b.split(self.x(slot), [1] * 2, 0, results=2) if self.directions == 2 else (self.x(slot),)
+            return [None] * self.direction_count
+        parts = self.b.split(self.x(slot), [1] * 2, 0, results=2) if self.direction_count == 2 else (self.x(slot),)
         return [self.b.squeeze(part, [0]) for part in parts]
 
-    def directions_of_layer(self) -> list[_Direction]:
-        unsupported = [name for name in _UNSUPPORTED if self.attr(name)]
+    def list_directions(self) -> list[_Direction]:
+        unsupported = [name for name in _UNSUPPORTED_ATTRIBUTES if self.attr(name)]
         unsupported += ["peepholes"] if self.has(_PEEPHOLES) else []
         if unsupported:
-            raise self.error(f"no gradient with {unsupported[0]}; use a layer without it")
-        biases, names = self._by_direction(_B), [w.decode() for w in self.attr("activations", [])]
+            raise self.error(f"there is no gradient rule for {unsupported[0]}; use a layer without it")
+        biases, names = self._by_direction(_B), [name.decode() for name in self.attr("activations", [])]
         for name in names:
-            if name.lower() not in _ACTIVATIONS:
-                raise self.error(f"no gradient with activation {name!r}; use {', '.join(_ACTIVATIONS.values())}")
-        activations = [_ACTIVATIONS[w.lower()] for w in names] or [*self.cell.activations] * self.directions
-        count = len(activations) // self.directions
+            if name.lower() not in _BY_LOWER:
+                raise self.error(f"there is no gradient rule for activation {name!r}; use {', '.join(_ACTIVATIONS)}")
+        activations = [_BY_LOWER[name.lower()] for name in names] or [*self.cell.activations] * self.direction_count
+        count = len(activations) // self.direction_count
         directions = []
         for i, weight in enumerate(self._by_direction(_R)):
             assert weight is not None
@@ -274,7 +274,7 @@ class _Layer(Forward):
         return (None, None) if bias is None else self.split(self.b, bias, [self.cell.gates] * 2)
 
     def split(self, b: NodeBuilder, x: str, shares: Sequence[int]) -> tuple[str, ...]:
-        """Split the last axis into parts of these multiples of the hidden size."""
+        """Split the last axis into parts; `shares` has their sizes as multiples of the hidden size."""
         return b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
     def _product(self, direction: int) -> str:
@@ -292,7 +292,7 @@ class _Layer(Forward):
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
     def _within_length(self) -> list[str]:
-        """Append a bool [steps, batch, 1], True within the length of each sequence; [] without lengths."""
+        """Append a bool [steps, batch, 1]: True within the length of each sequence. Return [] without lengths."""
         if not self.has(_LENGTHS):
             return []
         steps = self.b.op("Gather", self.b.op("Shape", self.x(0)), self.b.scalar(0, DType.INT64))
@@ -313,7 +313,7 @@ class _Layer(Forward):
         return [sequence, *last]
 
     def _step(self, direction: _Direction, has_lengths: bool) -> GraphProto:
-        """Build the body of a step. Sequences past their length keep their states and output zeros."""
+        """Build the body of a step. Past its length, a sequence keeps its states and outputs zeros."""
         shape, name = self.shape(0), f"{self.op.name}/step"
         batch = shape[1] if shape else None
         formals = [self.b.fresh(f"{name}/{part}") for part in (*("h", "c")[: self.cell.states], "x")]
@@ -351,7 +351,7 @@ OWN_BODIES: Mapping[str, Recipe] = {
 
 
 def has_body(op: Op) -> bool:
-    """True if `with_bodies` can replace the op by a body from OWN_BODIES or the standard."""
+    """True if `with_bodies` can replace the op with a body, from OWN_BODIES or the ONNX standard."""
     return op.kind in OWN_BODIES or (not op.domain and op.signature is not None and op.signature.expandable)
 
 
@@ -359,9 +359,9 @@ _DOMAIN = "amp_rewrite.bodies"
 
 
 def with_bodies(view: View, ops: Collection[OpId]) -> Model:
-    """Return the model of a view with these ops replaced by function bodies, under the same value names.
+    """Return a view's model with these ops replaced by their function bodies, and with the same value names.
 
-    GradientError if onnx cannot build the body of an op.
+    Raises GradientError if onnx cannot build the body of an op.
     """
     proto = clone(view.model.proto)
     functions: list[FunctionProto] = []
@@ -384,7 +384,7 @@ def with_bodies(view: View, ops: Collection[OpId]) -> Model:
 
 
 def _own_body(view: View, op: Op, node: NodeProto) -> FunctionProto:
-    """Build a function with the op's input names, and make the node a call of it."""
+    """Build a function with the op's input names, and turn the node into a call to it."""
     names = [name for name in dict.fromkeys(op.node.input) if name]
     b = Builder(view, op.scope, taken=set(view.names), region=op.op_type)
     results = zip(op.node.output, OWN_BODIES[op.op_type](Forward(b, op)), strict=False)
