@@ -207,7 +207,7 @@ def test_a_dropout_in_a_branch_is_refused_if_it_may_drop(inputs: str, refused: b
     model = Case("", "", {"a": (3,), "c": ()}, text=text, types={"c": "bool"}, values={"c": False}).model(20)
     if refused:
         with pytest.raises(
-            GradientError, match="its branch has Dropout 'If_2/then_branch/Dropout_0', which would draw"
+            GradientError, match="its branch contains Dropout 'If_2/then_branch/Dropout_0', which would draw"
         ):
             gradients(model, "loss", ["a"])
     else:
@@ -236,9 +236,9 @@ y = If (yes) <
 @pytest.mark.parametrize(
     ("text", "node", "fact"),
     [
-        (RANDOM, "Loop_0", f"its body has RandomNormalLike 'Loop_0/body/{DRAWS.format(1, 'body')}"),
-        (DRAWN, "If_0", f"its branch has RandomNormalLike 'If_0/then_branch/{DRAWS.format(0, 'branch')}"),
-        (SEQUENCE, "Loop_1", "no gradient through 's', a carried value that is not a tensor; carry a tensor"),
+        (RANDOM, "Loop_0", f"its body contains RandomNormalLike 'Loop_0/body/{DRAWS.format(1, 'body')}"),
+        (DRAWN, "If_0", f"its branch contains RandomNormalLike 'If_0/then_branch/{DRAWS.format(0, 'branch')}"),
+        (SEQUENCE, "Loop_1", "its carried value 's' is not a tensor and has no gradient; carry a tensor instead"),
     ],
     ids=["random numbers in a loop", "random numbers in a branch", "a sequence"],
 )

@@ -119,5 +119,5 @@ def test_a_product_of_scattered_duplicates_is_refused() -> None:
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["x"])
     assert str(caught.value) == (
-        "node 'y' (ScatterElements): no gradient with reduction 'mul', only with none, add, max and min; replace the op"
+        "node 'y' (ScatterElements): reduction 'mul' has no gradient rule; use none, add, max or min"
     )

@@ -237,7 +237,7 @@ class _Layer(Forward):
         shape = self.shape(_R)
         size = self.attr("hidden_size", shape[-1] if shape else None)
         if not isinstance(size, int):
-            raise self.error("its gradient needs the hidden size; set its attribute hidden_size")
+            raise self.error("its gradient needs a known hidden size; set its hidden_size attribute")
         return size
 
     def _by_direction(self, slot: int) -> list[str | None]:

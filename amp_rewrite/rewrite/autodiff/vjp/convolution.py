@@ -13,8 +13,8 @@ from amp_rewrite.rewrite.autodiff.builder import Shape, fixed_dims
 from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scatter
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, row
 
-_MANY_CHANNELS, _MANY_TAPS = 8, 49
-"""Measured limits up to which one product per tap is faster than a convolution on a CPU."""
+_MIN_CHANNELS, _MAX_TAPS = 8, 49
+"""Measured limits for products per tap: within them, the products are faster than a convolution on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Window:
 
     @property
     def _last_extent(self) -> list[int] | None:
-        """The elements from the start of the last window to the end of the padded tensor; None if dims are unknown."""
+        """The size from the start of the last window to the end of the padded tensor; None if dims are unknown."""
         if self.wide is None or self.narrow is None:
             return None
         sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, strict=True)
@@ -70,9 +70,9 @@ class Window:
             end = v.b.op("Add", v.b.op("Sub", *dims), front)
             none = v.b.ints([0, 0])
             return v.do("Pad", spread, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
-        # the window's own padding leaves a remainder at the end; CUDA kernels do not support uneven padding
+        # the remainder at the end becomes output_padding, because CUDA kernels do not support uneven padding
         remainder = [r - span for r, span in zip(self._last_extent, self.spans, strict=True)]
-        # a negative remainder means windows beyond the padding, as in a pool with ceil_mode
+        # a negative remainder means that windows extend beyond the padding, as in a pool with ceil_mode
         back = [e + max(-r, 0) for e, r in zip(self.back, remainder, strict=True)]
         remainder = [max(r, 0) for r in remainder]
         attributes.update(pads=[*self.front, *back], output_padding=remainder if any(remainder) else None)
@@ -81,21 +81,21 @@ class Window:
     def weight_grad(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
         """Append the weight gradient of a convolution: for each tap, sum narrow elements times the values they read.
 
-        The result is [*channels, kernel…], where `channels` are those of the narrow tensor, and of the wide one per
-        group.
+        The result is [*channels, kernel…]. `channels`: the number of channels of the narrow tensor, and of the wide
+        tensor per group.
         """
         taps = math.prod(self.kernel)
-        enough_work = channels[1] >= _MANY_CHANNELS or taps == 1
+        enough_work = channels[1] >= _MIN_CHANNELS or taps == 1
         extents = self._last_extent
         # no window extends beyond the padding, and no tensor is empty
         inside = extents is not None and all(r >= span for r, span in zip(extents, self.spans, strict=True))
         inside = inside and 0 not in (*(self.wide or ()), *(self.narrow or ()))
-        if self.group == 1 and enough_work and taps <= _MANY_TAPS and inside:
+        if self.group == 1 and enough_work and taps <= _MAX_TAPS and inside:
             return self._weight_by_taps(v, wide, narrow, channels)
         return self._weight_by_conv(v, wide, narrow, channels[1])
 
     def _weight_by_taps(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
-        """Append one matrix product per tap. Channels are the last axis, so taps read contiguous rows."""
+        """Append one matrix product per tap. Channels are the last axis, so that each tap reads contiguous rows."""
         assert self.narrow is not None
         x = v.do("Transpose", wide, perm=[0, *range(2, 2 + self.rank), 1])
         if any(self.pads):
@@ -107,20 +107,20 @@ class Window:
             end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, self.narrow, self.strides, strict=True)]
             taps = v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
             products.append(v.do("MatMul", g, v.b.reshape(taps, [-1, channels[1]])))
-        apart = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
-        return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
+        by_tap = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
+        return v.do("Transpose", by_tap, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
 
     def _weight_by_conv(self, v: Call, wide: str, narrow: str, channels: int) -> str:
         """Append one convolution with the narrow tensor as its weight.
 
-        Batch and channels are exchanged, and so are strides and dilations.
+        Batch and channels are exchanged, as are strides and dilations.
         """
         spatial = range(2, 2 + self.rank)
         swap = [1, 0, *spatial]
         x, weight = self._exchanged(v, wide, channels), v.do("Transpose", narrow, perm=swap)
         exchanged = {"strides": self.dilations, "dilations": self.strides}
         taps = v.do("Conv", x, weight, **exchanged, pads=self.pads, group=self.group)
-        # the convolution has extra taps unless the windows end where the padded tensor ends
+        # the result has extra taps unless the last window ends at the end of the padded tensor
         extents = self._last_extent or [0] * self.rank
         if any((r - 1) // d + 1 != k for r, d, k in zip(extents, self.dilations, self.kernel, strict=True)):
             limits = v.b.ints(self.kernel)
@@ -134,9 +134,9 @@ class Window:
             return v.do("Transpose", wide, perm=[1, 0, *spatial])
         shape = v.b.op("Shape", wide)
         batch, dims = v.shape_part(shape, 0, 1), v.shape_part(shape, 2, 2 + self.rank)
-        apart = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, channels]), dims, axis=0))
-        turned = v.do("Transpose", apart, perm=[2, 1, 0, *range(3, 3 + self.rank)])
-        return v.b.reshape(turned, v.b.op("Concat", v.b.ints([channels, -1]), dims, axis=0))
+        grouped = v.b.reshape(wide, v.b.op("Concat", batch, v.b.ints([self.group, channels]), dims, axis=0))
+        exchanged = v.do("Transpose", grouped, perm=[2, 1, 0, *range(3, 3 + self.rank)])
+        return v.b.reshape(exchanged, v.b.op("Concat", v.b.ints([channels, -1]), dims, axis=0))
 
 
 def window_without_pads(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
@@ -147,20 +147,20 @@ def window_without_pads(v: Call, kernel: Sequence[int], *, wide: Shape | None, n
 
 
 def window(v: Call, kernel: Sequence[int], *, wide: Shape | None, narrow: Shape | None) -> Window:
-    """Return the window described by an op's attributes. GradientError if `auto_pad` depends on unknown dims."""
-    plain = window_without_pads(v, kernel, wide=wide, narrow=narrow)
-    pads = explicit_pads(v, plain.rank)
+    """Return the window described by an op's attributes; raise GradientError if `auto_pad` depends on unknown dims."""
+    unpadded = window_without_pads(v, kernel, wide=wide, narrow=narrow)
+    pads = explicit_pads(v, unpadded.rank)
     if pads is None:
-        if plain.wide is None:
+        if unpadded.wide is None:
             mode = v.attr("auto_pad")
             raise v.error(f"its gradient with auto_pad {mode} needs fixed spatial dims; declare them, or set pads")
-        ends = zip(plain.wide, plain.strides, plain.spans, strict=True)
+        ends = zip(unpadded.wide, unpadded.strides, unpadded.spans, strict=True)
         pads = split_pads(v, [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in ends])
-    return replace(plain, front=pads[0], back=pads[1])
+    return replace(unpadded, front=pads[0], back=pads[1])
 
 
 Pads = tuple[tuple[int, ...], tuple[int, ...]]
-"""Padding in front and at the back of each spatial axis."""
+"""Padding at the front and at the back of each spatial axis."""
 
 
 def explicit_pads(v: Call, rank: int) -> Pads | None:
@@ -173,7 +173,7 @@ def explicit_pads(v: Call, rank: int) -> Pads | None:
 
 
 def split_pads(v: Call, totals: Sequence[int]) -> Pads:
-    """Split padding between front and back; with `auto_pad` SAME_UPPER an odd element goes to the back."""
+    """Split padding between front and back; `auto_pad` SAME_UPPER puts an odd element at the back, others in front."""
     smaller = tuple(t // 2 for t in totals)
     larger = tuple(t - t // 2 for t in totals)
     return (smaller, larger) if v.attr("auto_pad", "NOTSET") == "SAME_UPPER" else (larger, smaller)
@@ -187,7 +187,7 @@ def _conv(v: Call) -> Window:
 
 
 def _conv_x(v: Call, slot: int) -> str:
-    """Append the input gradient: for a pointwise Conv another Conv, with more kernels than a ConvTranspose."""
+    """Append the input gradient: another Conv for a pointwise Conv, since more kernels exist than for ConvTranspose."""
     conv = _conv(v)
     if conv.group == 1 and {*conv.kernel, *conv.strides} == {1} and not any(conv.pads):
         transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])
@@ -200,38 +200,38 @@ def _conv_bias(v: Call, slot: int) -> str:
     return v.b.reduce("ReduceSum", v.g, [0, *spatial], keepdims=False)
 
 
-def _transposed(v: Call) -> Window:
+def _transposed_window(v: Call) -> Window:
     """Return the window of a ConvTranspose. It is the input gradient of a Conv, so its output is the wide tensor.
 
-    With `auto_pad` or `output_shape`, the padding is the excess over the output.
+    With `auto_pad` or `output_shape`, the padding is the excess of the full result over the output.
     """
     kernel = v.dims(1, _PURPOSE)[2:]
-    plain = window_without_pads(v, kernel, wide=v.out_shape, narrow=v.shape(0))
-    pads = explicit_pads(v, plain.rank) if v.attr("output_shape") is None else None
+    unpadded = window_without_pads(v, kernel, wide=v.out_shape, narrow=v.shape(0))
+    pads = explicit_pads(v, unpadded.rank) if v.attr("output_shape") is None else None
     if pads is None:
         narrow = v.dims(0, "its gradient with auto_pad or output_shape")[2:]
-        extra = v.attr("output_padding") or [0] * plain.rank
-        wide = v.attr("output_shape") or [n * s for n, s in zip(narrow, plain.strides, strict=True)]
-        sizes = zip(narrow, plain.strides, plain.spans, extra, wide[-plain.rank :], strict=True)
+        output_padding = v.attr("output_padding") or [0] * unpadded.rank
+        wide = v.attr("output_shape") or [n * s for n, s in zip(narrow, unpadded.strides, strict=True)]
+        sizes = zip(narrow, unpadded.strides, unpadded.spans, output_padding, wide[-unpadded.rank :], strict=True)
         pads = split_pads(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
-    return replace(plain, front=pads[0], back=pads[1])
+    return replace(unpadded, front=pads[0], back=pads[1])
 
 
 def _transpose_x(v: Call, slot: int) -> str:
-    conv = _transposed(v)
+    conv = _transposed_window(v)
     attributes = {"kernel_shape": conv.kernel, "strides": conv.strides, "dilations": conv.dilations}
     convolved = v.do("Conv", v.g, v.x(1), **attributes, pads=conv.pads, group=conv.group)
-    extra = v.attr("output_padding") or [0]
-    if all(e < s for e, s in zip(extra, conv.strides, strict=False)) and not v.attr("output_shape"):
+    output_padding = v.attr("output_padding") or [0]
+    if all(e < s for e, s in zip(output_padding, conv.strides, strict=False)) and not v.attr("output_shape"):
         return convolved
-    dims = v.b.shape_of(v.x(0))  # drop windows that read only the output's extra end
+    dims = v.b.shape_of(v.x(0))  # drop windows that read only output padding
     return v.do("Slice", convolved, v.b.ints([0] * (2 + conv.rank)), dims)
 
 
 def _max_pool(v: Call, slot: int) -> str:
-    """Scatter the gradient by the op's output Indices."""
+    """Scatter the gradient to the positions in the op's Indices output."""
     if v.attr("storage_order", 0):
-        raise v.error("no gradient with storage_order 1, whose indices count columns first; set it to 0")
+        raise v.error("there is no gradient rule for storage_order 1 (column-major indices); set it to 0")
     pool = window_without_pads(v, v.attr("kernel_shape"), wide=None, narrow=None)
     overlap = any(span > stride for span, stride in zip(pool.spans, pool.strides, strict=True))
     total = v.b.reshape(v.b.op("Size", v.x(0)), [1])
@@ -240,7 +240,7 @@ def _max_pool(v: Call, slot: int) -> str:
 
 
 def _average_pool(v: Call, slot: int) -> str:
-    """Divide the gradient by the count of each window and spread it over the window, channel by channel."""
+    """Divide each gradient by its window's number of elements and spread it over the window, channel by channel."""
     pool = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.out_shape)
     share = v.do("Div", v.g, _window_counts(v, pool))
     shape = v.shape_part(v.b.shape_of(share) if v.b.original(share) else v.b.op("Shape", share), 2, 2 + pool.rank)
@@ -250,7 +250,7 @@ def _average_pool(v: Call, slot: int) -> str:
 
 
 def _window_counts(v: Call, pool: Window) -> str | float:
-    """Return the divisor of the window sums: one number, or the name of a constant with one per window."""
+    """Return the divisor of the window sums: a number, or the name of a constant with one number per window."""
     ceil_mode, padded = bool(v.attr("ceil_mode", 0)), any(pool.pads)
     included = bool(v.attr("count_include_pad", 0))
     if not ceil_mode and (included or not padded):
@@ -271,7 +271,7 @@ ROWS: Rows = {
     "Conv": row(_conv_x, lambda v, slot: _conv(v).weight_grad(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
     "ConvTranspose": row(
         _transpose_x,
-        lambda v, slot: _transposed(v).weight_grad(v, v.g, v.x(0), v.dims(slot, _PURPOSE)[:2]),
+        lambda v, slot: _transposed_window(v).weight_grad(v, v.g, v.x(0), v.dims(slot, _PURPOSE)[:2]),
         _conv_bias,
     ),
     "MaxPool": row(_max_pool),

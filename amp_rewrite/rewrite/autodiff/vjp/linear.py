@@ -33,7 +33,7 @@ def _einsum(v: Call, slot: int) -> str:
 
 
 def _labels(v: Call) -> tuple[list[str], str]:
-    """Return the labels of each operand and of the output, with letters in place of an ellipsis."""
+    """Return the labels of each operand and of the output, with letters in place of any ellipsis."""
     terms, out = equation(v.op.node)
     ranks = [v.rank(i) - len(t.replace(_ELLIPSIS, "")) for i, t in enumerate(terms)]
     letters = [letter for letter in ascii_letters if letter not in "".join(terms)][: max(ranks, default=0)]
@@ -41,9 +41,7 @@ def _labels(v: Call) -> tuple[list[str], str]:
     expanded = [term.replace(_ELLIPSIS, "".join(letters[len(letters) - rank :])) for term, rank in pairs]
     for term in expanded:
         if len(set(term)) < len(term):
-            raise v.error(
-                f"no gradient of a diagonal: {v.attr('equation')!r} repeats an axis of one operand; replace the op"
-            )
+            raise v.error(f"the diagonal of an operand in {v.attr('equation')!r} has no gradient rule; replace the op")
     return expanded, out.replace(_ELLIPSIS, "".join(letters))
 
 
@@ -58,7 +56,7 @@ def _dims(v: Call, terms: Sequence[str], labels: str) -> Shape:
 
 
 def _matmul(v: Call, slot: int) -> str:
-    """Append dA = G·Bᵀ or dB = Aᵀ·G. Operands of rank 1 are one row or one column, as in numpy.matmul."""
+    """Append dA = G·Bᵀ or dB = Aᵀ·G. An operand of rank 1 is one row or one column, as in numpy.matmul."""
     ranks = (v.rank(0), v.rank(1))
     if ranks[0] > 2 and ranks[1] == 2 and slot == 1:
         return _batched_weight_gradient(v)
@@ -86,7 +84,7 @@ def _product_shape(v: Call, slot: int) -> Shape | None:
 
 
 def _batched_weight_gradient(v: Call) -> str:
-    """Append dB for a batch of A and one matrix B, as one product of 2-D matrices rather than one per batch item."""
+    """Append dB for a batch of matrices A and one matrix B, as a single product of 2-D matrices."""
     rows, width = v.shape(0) or (), v.shape(1) or ()
     flat = [_as_matrix(v, v.x(0), rows[-1], width[0]), _as_matrix(v, v.g, width[1], None)]
     return v.do("MatMul", v.do("Transpose", flat[0], perm=[1, 0]), flat[1])
@@ -96,14 +94,14 @@ def _as_matrix(v: Call, x: str, last: int | str | None, fallback: int | str | No
     size = next((d for d in (last, fallback) if isinstance(d, int)), None)
     if size is not None and size > 0:
         return v.b.reshape(x, [-1, size])
-    # Reshape does not support −1 next to a dim that is 0 or unknown, so multiply the dims
+    # Reshape does not support −1 if another dim is 0 or unknown, so multiply the dims
     shape = v.do("Shape", x)
     ends = [v.shape_part(shape, 0, -1), v.shape_part(shape, -1, 1 << 62)]
     return v.b.reshape(x, v.b.op("Concat", v.b.op("ReduceProd", ends[0], keepdims=1), ends[1], axis=0))
 
 
 def _gemm(v: Call, slot: int) -> str:
-    """Append the gradient of A or B in Y = α·A'·B' + β·C; ' stands for the transposition by transA or transB."""
+    """Append the gradient of A or B in Y = α·A'·B' + β·C; ' is the transposition by transA or transB."""
     a, b = bool(v.attr("transA", 0)), bool(v.attr("transB", 0))
     if slot == 0:  # G·B'ᵀ, or B'·Gᵀ for a transposed A
         left, right, transposed = (v.x(1), v.g, (b, True)) if a else (v.g, v.x(1), (False, not b))
@@ -117,18 +115,18 @@ def _gemm_c(v: Call, slot: int) -> str:
     return summed if beta == 1.0 else v.do("Mul", summed, beta)
 
 
-# -- Resize: a product with one matrix per axis, which is the op's result for unit vectors -------------
+# -- Resize: a product with one matrix per axis, found by running the op on unit vectors ---------------
 
 
 _SCALES, _SIZES = 2, 3
 
 
 def _resize(v: Call, slot: int) -> str:
-    """Multiply the gradient along each axis by the transposed matrix of the axis."""
-    cropped = v.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
-    if cropped or v.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+    """Multiply the gradient along each axis by the transpose of the axis's matrix."""
+    crops = v.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if crops or v.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise v.error(
-            "no gradient with tf_crop_and_resize or keep_aspect_ratio_policy; crop and compute the sizes with other ops"
+            "tf_crop_and_resize and keep_aspect_ratio_policy have no gradient rule; compute them with other ops"
         )
     rank, gradient = v.rank(), v.g
     for axis in _resized_axes(v):
@@ -152,7 +150,7 @@ def _resized_axes(v: Call) -> list[int]:
 
 
 def _axis_matrix(v: Call, axis: int) -> str:
-    """Append the matrix of an axis, one row per input element, by running the op on an identity matrix."""
+    """Append the matrix of an axis, with one row per input element, by running the op on an identity matrix."""
     b, node, index = v.b, clone(v.op.node), v.b.ints([_axes(v).index(axis)])
     set_attribute(node, "axes")
 

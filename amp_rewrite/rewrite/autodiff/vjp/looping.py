@@ -1,8 +1,8 @@
 """VJPs of If, Scan and Loop. A Scan from the last step to the first recomputes and differentiates each step.
 
-The op gets additional outputs with the values at the start of each step: the carried values and a Loop's counter. So
-memory grows with the carried values per step, not with all values of a step. The length of these outputs is the number
-of steps of a Loop.
+The op gets additional outputs with the values at the start of each step: the carried values and a Loop's counter.
+Therefore, each step keeps its carried values in memory rather than all its values. The length of these outputs is the
+number of steps of a Loop.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from amp_rewrite.rewrite.builder import declared
 
 
 def check_no_random_ops(v: Call, scope: ScopeId, where: str) -> None:
-    """Raise GradientError if a body draws random numbers: they would differ when it is recomputed."""
+    """Raise GradientError if a body draws random numbers, because its recomputation would draw different ones."""
     view = v.b.view
     for op in (view.ops[op_id] for body in nested_scopes(view, [scope]) for op_id in view.scopes[body].ops):
         if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
             raise v.error(
-                f"its {where} has {op.op_type} {op.name!r}, which would draw different numbers in the backward pass;"
-                f" move it out of the {where}"
+                f"its {where} contains {op.op_type} {op.name!r}, which would draw different numbers in the backward"
+                f" pass; move it out of the {where}"
             )
 
 
 def output_gradients(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """Return the gradients of a body's outputs by name.
 
-    GradientError if a body outputs a value twice: onnxruntime does not write the second copy.
+    Raises GradientError if the body outputs a value twice, because onnxruntime does not write the second copy.
     """
     by_name: dict[str, str] = {}
     for name, gradient in pairs:
@@ -57,7 +57,7 @@ def output_gradients(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[s
 
 
 def declared_like(b: Builder, name: str, like: str, dtype: DType | None = None) -> ValueInfoProto:
-    """Declare a name with the shape and type of a known value, or with another type."""
+    """Declare a name with the shape and type of the value `like`, or with another type."""
     return declared(name, dtype or b.element_type(like), b.shape(like))
 
 
@@ -66,9 +66,9 @@ def identity(source: str, name: str) -> NodeProto:
 
 
 def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> GraphProto:
-    """Return the graph of a builder with copies of values as its outputs, and only the nodes needed for them.
+    """Return a builder's graph with copies of some values as its outputs, and with only the necessary nodes.
 
-    `results` has the name of each value, with a declaration of its type and shape.
+    `results` contains the name of each value and a declaration of its type and shape.
     """
     outputs = []
     for source, like in results:
@@ -85,7 +85,7 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 
 
 def _if_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    """Append the gradients of the captured values; a branch returns zeros for values it does not read."""
+    """Append the gradients of the captured values; they are zeros in a branch without a use of the value."""
     branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
         check_no_random_ops(v, scope, "branch")
@@ -111,7 +111,7 @@ class _Carried(NamedTuple):
 class _Sliced(NamedTuple):
     """A tensor read or written one slice per step, from the front (direction 0) or from the back (1).
 
-    `inner` is the name of the slice in the body, `slot` the index among the op's inputs or outputs.
+    `inner` is the name of the slice in the body, and `slot` is the index among the op's inputs or outputs.
     """
 
     inner: str
@@ -124,8 +124,8 @@ class _Steps(NamedTuple):
     """The common form of Scan and Loop: a body run once per step."""
 
     carried: tuple[_Carried, ...]
-    read: tuple[_Sliced, ...]
-    written: tuple[_Sliced, ...]
+    inputs: tuple[_Sliced, ...]
+    outputs: tuple[_Sliced, ...]
     control: tuple[str, ...]
     """Other inputs of a Loop's body: the step number and the condition."""
 
@@ -151,10 +151,10 @@ def _steps(v: Call) -> _Steps:
 
 
 def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
-    """Return the carried tensors depending on a differentiated value, directly or after several steps."""
+    """Return the carried tensors affected by a differentiated value, in the same step or after several."""
     view, scope = v.b.view, v.op.bodies[0]
     ids, ends = values_in(view)[scope], view.scopes[scope].outputs
-    sources = [*names, *[s.inner for s in steps.read if s.slot in slots]]
+    sources = [*names, *[s.inner for s in steps.inputs if s.slot in slots]]
     current = [c for c in steps.carried if c.slot in slots]
     while True:
         wrt = [ids[name] for name in (*sources, *[c.before for c in current])]
@@ -175,8 +175,8 @@ def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[
     """Append the backward Scan; return the gradients of the inputs in `slots`, then those of the captured `names`."""
     steps, b = _steps(v), v.b.body(v.op.bodies[0])
     check_no_random_ops(v, v.op.bodies[0], "body")
-    carried, read = _differentiated(v, steps, slots, names), [s for s in steps.read if s.slot in slots]
-    outputs = [s for s in steps.written if v.gradients[s.slot] is not None]
+    carried, inputs = _differentiated(v, steps, slots, names), [s for s in steps.inputs if s.slot in slots]
+    outputs = [s for s in steps.outputs if v.gradients[s.slot] is not None]
     states = [_new_input(b, c.before) for c in carried]
     sums = [_new_input(b, name, summed(b, name)) for name in names]
     slices = [_new_input(b, s.inner) for s in outputs]
@@ -184,27 +184,27 @@ def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[
     gradients = v.backward(
         b,
         output_gradients(v, zip(ends, [formal.name for formal in (*states, *slices)], strict=True)),
-        [*[c.before for c in carried], *names, *[s.inner for s in read]],
+        [*[c.before for c in carried], *names, *[s.inner for s in inputs]],
     )
     results = [(gradients[c.before], formal) for c, formal in zip(carried, states, strict=True)]
     for name, formal in zip(names, sums, strict=True):
         term = b.cast(gradients[name], summed(b, name), of=b.dtype(name))
         results.append((b.op("Add", formal.name, term), formal))
-    results += [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in read]
+    results += [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in inputs]
     graph = body_graph(b, results)
     needed = {o.name for o in graph.output}.union(names_read(graph.node))
     if not outputs:  # the Scan needs a value with one slice per step
-        needed.add(next(iter((*[s.inner for s in steps.read], *steps.control))))
+        needed.add(next(iter((*[s.inner for s in steps.inputs], *steps.control))))
     saved = _saved_values(v, steps, needed)
-    reread = [s for s in steps.read if s.inner in needed]
-    formals = [declared_like(b, name, name) for name in (*saved, *[s.inner for s in reread])]
+    reread_inputs = [s for s in steps.inputs if s.inner in needed]
+    formals = [declared_like(b, name, name) for name in (*saved, *[s.inner for s in reread_inputs])]
     refill(graph, "input", [*states, *sums, *formals, *slices])
     _hoist(b, graph, v.b)
     initial = [v.gradients[c.output] or v.zeros(c.slot) for c in carried]
     initial += [v.b.zeros_like(name, summed(v.b, name)) for name in names]
-    scanned = [*saved.values(), *[v.x(s.slot) for s in reread], *[v.gradients[s.slot] or "" for s in outputs]]
+    scanned = [*saved.values(), *[v.x(s.slot) for s in reread_inputs], *[v.gradients[s.slot] or "" for s in outputs]]
     graph.name = f"{v.op.name}_grad"
-    sliced = [_Sliced("", 0)] * len(saved) + reread + outputs
+    sliced = [_Sliced("", 0)] * len(saved) + reread_inputs + outputs
     last = v.b.ops(
         "Scan",
         *initial,
@@ -214,16 +214,16 @@ def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[
         num_scan_inputs=len(scanned),
         scan_input_axes=[s.axis for s in sliced],
         scan_input_directions=[1 - s.direction for s in sliced],
-        scan_output_axes=[s.axis for s in read] or None,
-        scan_output_directions=[1 - s.direction for s in read] or None,
+        scan_output_axes=[s.axis for s in inputs] or None,
+        scan_output_directions=[1 - s.direction for s in inputs] or None,
     )
     first, end = len(carried), len(carried) + len(names)
     by_slot = dict(
-        zip([*[c.slot for c in carried], *[s.slot for s in read]], [*last[:first], *last[end:]], strict=True)
+        zip([*[c.slot for c in carried], *[s.slot for s in inputs]], [*last[:first], *last[end:]], strict=True)
     )
     totals = zip(names, last[first:end], strict=True)
-    narrowed = [v.b.cast(total, v.b.element_type(name), of=summed(v.b, name)) for name, total in totals]
-    return [*[by_slot[slot] for slot in slots], *narrowed]
+    sums_over_steps = [v.b.cast(total, v.b.element_type(name), of=summed(v.b, name)) for name, total in totals]
+    return [*[by_slot[slot] for slot in slots], *sums_over_steps]
 
 
 def _new_input(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
@@ -237,17 +237,17 @@ def summed(b: Builder, name: str) -> DType:
 
 
 def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
-    """Move appended nodes independent of the step, such as a weight's Transpose, out of the body.
+    """Move appended nodes out of the body if they do not depend on the step, such as a weight's Transpose.
 
-    Constants stay, because onnx does not infer shapes from captured ones. Original nodes stay, because their names are
-    in use outside.
+    Constants are not moved, because onnx does not infer shapes from captured ones. Original nodes are not moved either,
+    because their names are in use outside.
     """
     inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
     outputs = {o.name for o in graph.output}
     inner = list[NodeProto]()
     for node in graph.node:
-        free = inside.isdisjoint(node.input) and not any(b.original(name) for name in node.output)
-        if free and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
+        independent = inside.isdisjoint(node.input) and not any(b.original(name) for name in node.output)
+        if independent and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
             outside.nodes.append(node)
         else:
             inside.update(node.output)
@@ -256,7 +256,7 @@ def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
 
 
 def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
-    """Add outputs stacking the values at the start of all steps, if the backward pass reads them.
+    """Add outputs with the stacked start values of all steps, for values read by the backward pass.
 
     Return the outputs by the names of the values in the body.
     """
@@ -267,7 +267,7 @@ def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
     for name in (*steps.control, *[c.before for c in steps.carried]):
         if name in needed:
             if not _is_tensor(v, inner.ids[name]):
-                raise v.error(f"no gradient through {name!r}, a carried value that is not a tensor; carry a tensor")
+                raise v.error(f"its carried value {name!r} is not a tensor and has no gradient; carry a tensor instead")
             output = declared_like(inner, v.b.fresh(f"{name}_before"), name)
             graph.node.append(identity(name, output.name))
             graph.output.append(output)

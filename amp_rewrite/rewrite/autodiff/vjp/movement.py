@@ -1,4 +1,4 @@
-"""VJPs of data movement: Gather, Scatter, Slice, Pad; reshapes, Concat and Split."""
+"""VJPs of data movement: Gather, Scatter, Slice, Pad, reshapes, Concat and Split."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from amp_rewrite.rewrite.autodiff.builder import fixed_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Rows, Stop, from_front, row
 
 PADDING_KEY = "amp_rewrite.padding_idx"
-"""Metadata of a Gather: the row of its data without a gradient, as with torch.nn.Embedding(padding_idx=…)."""
+"""Metadata key of a Gather for the one row without a gradient, as with torch.nn.Embedding(padding_idx=…)."""
 
 _EXTREMES = ("max", "min")
 
 
 def padding_index(node: NodeProto) -> int | None:
-    """Return the padding row of a Gather; None if it has none."""
+    """Return the padding row of a Gather, or None."""
     return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING_KEY), None)
 
 
@@ -32,29 +32,29 @@ class Positions(NamedTuple):
 
 
 def scatter(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> str:
-    """Scatter the gradient g into zeros of a shape; with `repeats`, add the gradients of repeated positions.
+    """Scatter the gradient g into zeros of this shape; with `repeats`, add the gradients of repeated positions.
 
-    Low types are summed in float32: the sum may have many terms, and no CPU kernel adds in a low type.
+    Low types are summed in float32, because a sum may have many terms, and CPU kernels cannot add in a low type.
     """
     target = v.dtype(0)
     dtype = DType.FLOAT if target.low and repeats else target
-    wide, reduction = v.b.cast(g, dtype, of=target), "add" if repeats else None
-    added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.indices, wide, axis=to.axis, reduction=reduction)
+    terms, reduction = v.b.cast(g, dtype, of=target), "add" if repeats else None
+    added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.indices, terms, axis=to.axis, reduction=reduction)
     return v.b.cast(added, target, of=dtype)
 
 
 def scatter_by_position(v: Call, *, repeats: bool) -> str:
     """Append the gradient of input 0 for pure data movement: scatter each element back to its origin.
 
-    The origins are found by running the op on the positions of the elements. `repeats`: an element may occur several
-    times in the output.
+    The origins are found by running the op on the positions of the elements. `repeats`: whether an element may occur
+    several times in the output.
     """
     x = v.x(0)
     count = v.b.op("Size", x)
     positions = v.b.reshape(v.arange(count), v.b.shape_of(x))
     inputs = [positions, *v.op.node.input[1:]]
     if v.op.op_type == "Pad":
-        inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is not needed
+        inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is irrelevant
     origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(v.op.node, inputs)[0], v.g))
     total = v.b.reshape(count, [1])
     return v.b.reshape_like(scatter(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
@@ -92,7 +92,7 @@ def _gather_nd(v: Call, slot: int) -> str:
 
 
 def _scatter_data(v: Call, slot: int) -> str:
-    """Append the gradient of the data: zero for overwritten elements, and unchanged for reduction add."""
+    """Append the gradient of the data: zero for overwritten elements, but unchanged with the add reduction."""
     reduction = _reduction(v)
     if reduction in _EXTREMES:
         return _extreme_gradients(v)[0]
@@ -108,7 +108,7 @@ def _scatter_axis(v: Call) -> int | None:
 def _reduction(v: Call) -> str:
     reduction = v.attr("reduction", "none")
     if reduction not in ("none", "add", *_EXTREMES):
-        raise v.error(f"no gradient with reduction {reduction!r}, only with none, add, max and min; replace the op")
+        raise v.error(f"reduction {reduction!r} has no gradient rule; use none, add, max or min")
     return str(reduction)
 
 
@@ -121,7 +121,7 @@ def _gather_updates(v: Call, x: str) -> str:
 
 
 def _extreme_gradients(v: Call) -> tuple[str, str]:
-    """Append the gradients of data and updates, split equally among extreme values, as in torch.scatter_reduce."""
+    """Append the gradients of data and updates, split equally among ties, as in torch.scatter_reduce."""
     equal = [v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _gather_updates(v, v.y()))]
     data, updates = map(v.typed, equal)
     to = Positions(v.op.op_type, v.x(1), _scatter_axis(v))
@@ -131,7 +131,7 @@ def _extreme_gradients(v: Call) -> tuple[str, str]:
 
 
 def _slice(v: Call, slot: int) -> str:
-    """Pad with zeros if starts and axes are constants and steps are 1, else scatter by position."""
+    """Pad with zeros if starts and axes are constants and steps are 1; otherwise scatter by position."""
     starts, steps = v.constant(1), v.constant(4) if v.has(4) else np.ones(1)
     axes = v.constant(3) if v.has(3) else None if starts is None else np.arange(len(starts))
     if starts is None or axes is None or steps is None or (steps != 1).any():
@@ -158,7 +158,7 @@ def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
 
 
 def _pad(v: Call, slot: int) -> str:
-    """Crop to the original part; for a mode with repeated elements, scatter-add each to its origin."""
+    """Crop to the original part, or in a mode with repeated elements, scatter-add each to its origin."""
     if v.attr("mode", "constant") != "constant":
         return scatter_by_position(v, repeats=True)
     axes = (v.x(3),) if v.has(3) else ()
@@ -177,7 +177,7 @@ def _pad(v: Call, slot: int) -> str:
 
 
 def _pad_value(v: Call, slot: int) -> str:
-    """Append the gradient of the fill value: the sum over the padding."""
+    """Append the gradient of the fill value: the sum of the gradient over the padding."""
     if v.attr("mode", "constant") != "constant":
         return v.zeros(slot)
     totals = [v.b.reduce("ReduceSum", x, None, keepdims=False) for x in (v.g, _pad(v, 0))]
@@ -197,7 +197,7 @@ def _transpose(v: Call, slot: int) -> str:
 
 
 def _concat(v: Call, slot: int) -> str:
-    """Return this input's part of the gradient; all inputs share one Split."""
+    """Return the input's part of the gradient; all inputs share one Split."""
     count = len(v.op.inputs)
     if count == 1:
         return v.g
@@ -216,22 +216,22 @@ def _split(v: Call, slot: int) -> str:
 
 
 def _tile(v: Call, slot: int) -> str:
-    """Reshape to (repeat, dim, repeat, dim …) and sum over the repeats."""
+    """Reshape to (repeat, dim, repeat, dim, …) and sum over the repeats."""
     pairs = [v.b.unsqueeze(s, [1]) for s in (v.x(1), v.b.shape_of(v.x(0)))]
     shape = v.b.reshape(v.b.op("Concat", *pairs, axis=1), [-1])
     return v.b.reduce("ReduceSum", v.b.reshape(v.g, shape), range(0, 2 * v.rank(0), 2), keepdims=False)
 
 
 def _depth_to_space(v: Call, slot: int) -> str:
-    """Append a SpaceToDepth. It orders channels block by block; CRD needs a transpose to channel by channel."""
+    """Append a SpaceToDepth and, for CRD mode, reorder the channels from block by block to channel by channel."""
     block = v.attr("blocksize")
     channels = v.do("SpaceToDepth", v.g, blocksize=block)
     if v.attr("mode", "DCR") == "DCR":
         return channels
     shape = v.b.shape_of(v.x(0))
     batch, dims = v.shape_part(shape, 0, 1), v.shape_part(shape, 2, 4)
-    apart = v.b.reshape(channels, v.b.op("Concat", batch, v.b.ints([block * block, -1]), dims, axis=0))
-    return v.b.reshape(v.do("Transpose", apart, perm=[0, 2, 1, 3, 4]), shape)
+    by_block = v.b.reshape(channels, v.b.op("Concat", batch, v.b.ints([block * block, -1]), dims, axis=0))
+    return v.b.reshape(v.do("Transpose", by_block, perm=[0, 2, 1, 3, 4]), shape)
 
 
 _POSITIONS = Stop("positions are integers")

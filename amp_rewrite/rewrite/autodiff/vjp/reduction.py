@@ -1,6 +1,6 @@
 """VJPs of reductions, running sums, global pools, softmax, norms over the last axes, and Dropout.
 
-`lowering` has function bodies for other norms.
+Other norms have function bodies in `lowering`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, from_front, 
 
 
 def _axes(v: Call) -> Sequence[int] | str | None:
-    """Return the reduced axes: numbers, the name of a value with them, or None for all axes of an unknown rank."""
+    """Return the reduced axes: numbers, the name of a value, or None for all axes of a tensor of unknown rank."""
     if v.op.op_type.startswith("Global"):
         return range(2, v.rank(0))
     axes = v.attr("axes")
@@ -32,12 +32,12 @@ def _axes(v: Call) -> Sequence[int] | str | None:
 
 
 def _kept(v: Call, x: str) -> str:
-    """Insert the reduced axes as dims of 1 into a value of the output's shape."""
+    """Insert the reduced axes, as dims of 1, into a value with the output's shape."""
     axes = () if v.attr("keepdims", 1) else _axes(v)
-    return x if axes is None else v.b.unsqueeze(x, axes)  # one number broadcasts to any rank
+    return x if axes is None else v.b.unsqueeze(x, axes)  # a scalar broadcasts to any rank
 
 
-def _reduce_alike(v: Call, op_type: str, x: str) -> str:
+def _reduce_same_axes(v: Call, op_type: str, x: str) -> str:
     return v.b.reduce(op_type, x, _axes(v), keepdims=True)
 
 
@@ -46,7 +46,7 @@ def _expanded(v: Call, gradient: str) -> str:
 
 
 def _count(v: Call) -> int | str:
-    """Return the number of elements reduced into one: an int, or the name of the dims to multiply."""
+    """Return the number of elements reduced into one: an int, or the name of a value with the dims to multiply."""
     axes, shape = _axes(v), v.shape(0)
     if axes is None:
         return v.b.shape_of(v.x(0))
@@ -65,7 +65,7 @@ def _mean(v: Call, slot: int) -> str:
 def _extreme(v: Call, slot: int) -> str:
     """Split the gradient equally among the elements with the extreme value, as torch.amax does.
 
-    For torch.max along an axis, the first of them gets all.
+    For torch.max along an axis, the first of these elements receives the whole gradient.
     """
     axes = _axes(v)
     if v.torch_op in ("max.dim", "min.dim") and isinstance(axes, tuple) and len(axes) == 1:
@@ -75,23 +75,23 @@ def _extreme(v: Call, slot: int) -> str:
         positions = v.b.unsqueeze(v.arange(count), range(1, v.rank(0) - axis))
         return v.do("Where", v.b.op("Equal", positions, first), _kept(v, v.g), 0.0)
     is_extreme = v.do("Equal", v.x(0), _kept(v, v.y()))
-    ties = _reduce_alike(v, "ReduceSum", v.typed(is_extreme))
+    ties = _reduce_same_axes(v, "ReduceSum", v.typed(is_extreme))
     return v.do("Where", is_extreme, v.do("Div", _kept(v, v.g), ties), 0.0)
 
 
 def _product(v: Call, slot: int) -> str:
-    """Multiply by the product of all other elements; this is correct even if some are zero."""
+    """Multiply by the product of all other elements, even if some elements are zero."""
     zero = v.do("Equal", v.x(0), 0.0)
     nonzero = v.do("Where", zero, 1.0, v.x(0))
-    product = _reduce_alike(v, "ReduceProd", nonzero)
-    zeros = _reduce_alike(v, "ReduceSum", v.typed(zero))
+    product = _reduce_same_axes(v, "ReduceProd", nonzero)
+    zeros = _reduce_same_axes(v, "ReduceSum", v.typed(zero))
     at_zero = v.do("Where", v.do("Equal", zeros, 1.0), product, 0.0)
     elsewhere = v.do("Where", v.do("Equal", zeros, 0.0), v.do("Div", product, nonzero), 0.0)
     return v.do("Mul", _kept(v, v.g), v.do("Where", zero, at_zero, elsewhere))
 
 
 def _l2(v: Call, slot: int) -> str:
-    """x/|x|, and 0 at the origin, as in torch.linalg.vector_norm."""
+    """Append g·x/|x|, and 0 at the origin, as in torch.linalg.vector_norm."""
     norm = _kept(v, v.y())
     origin = v.do("Equal", norm, 0.0)
     unit = v.do("Div", v.x(0), v.do("Where", origin, 1.0, norm))
@@ -99,14 +99,14 @@ def _l2(v: Call, slot: int) -> str:
 
 
 def _softmax(v: Call, slot: int) -> str:
-    """y·(g − Σ g·y)."""
+    """Append y·(g − Σ g·y)."""
     weighted = v.do("Mul", v.g, v.y())
     total = v.b.reduce("ReduceSum", weighted, [v.axis(-1)], keepdims=True)
     return v.do("Sub", weighted, v.do("Mul", v.y(), total))
 
 
 def _log_softmax(v: Call, slot: int) -> str:
-    """g − exp(y)·Σ g."""
+    """Append g − exp(y)·Σ g."""
     total = v.b.reduce("ReduceSum", v.g, [v.axis(-1)], keepdims=True)
     return v.do("Sub", v.g, v.do("Mul", v.do("Exp", v.y()), total))
 
@@ -119,7 +119,7 @@ def _log_softmax(v: Call, slot: int) -> str:
 def _normalized(v: Call, axes: Sequence[int]) -> tuple[str, str, DType]:
     """Return x̂, r and their type.
 
-    Outputs 1 and 2 of a LayerNormalization have mean and r in at most float32; float64 recomputes them.
+    Outputs 1 and 2 of a LayerNormalization are the mean and r, but at most in float32: for float64 they are recomputed.
     """
     centered, double = v.op.op_type == "LayerNormalization", v.dtype(0) is DType.DOUBLE
     dtype = DType.DOUBLE if double else DType(v.attr("stash_type", DType.FLOAT.code))
@@ -152,7 +152,7 @@ def _norm_scale(v: Call, slot: int) -> str:
 
 
 def _dropout(v: Call, slot: int) -> str:
-    """g/(1 − ratio) where the mask is set; g outside training mode."""
+    """Append g/(1 − ratio) where the mask is set; outside training mode, return g."""
     training = v.constant(2) if v.has(2) else False
     if training is not None and not training:
         return v.g
