@@ -20,8 +20,8 @@ FEW = 10
 """The number of options from which a command gets headings."""
 HEAD = """# Commands and their options
 
-Every command with its options. [Command line](command-line.md) describes what all commands share: exit codes, patterns,
-settings and environment. `tools/build_commands.py` writes this page.
+This page lists every command with its options. [Command line](command-line.md) describes the common features of all
+commands: exit codes, patterns, settings and environment. `tools/build_commands.py` writes this page.
 """
 
 

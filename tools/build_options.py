@@ -12,9 +12,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.
 HEAD = """# Options
 
 Each option is a keyword of `convert`, `repair` and `Session`, and a key of `amp.toml`. The command line has options for
-the common ones, and takes the others as `--set KEY=VALUE`. A dash means that the option does not exist there; the
-description then names the Python function that takes it. The command line overrides the environment, which overrides
-the file. Keys may have "_" instead of "-".
+the common ones, and takes the others as `--set KEY=VALUE`. A dash means that there is no such keyword, option, key or
+variable; if there is no keyword, the description names the Python function that takes the option. The command line
+overrides the environment, which overrides the file. Keys may contain "_" instead of "-".
 """
 WORDS = {
     Kind.TEXT: "string",
@@ -46,7 +46,7 @@ def _section(row: Option) -> str:
         "command line": f"`{spelled}`" if spelled else "",
         "key": f"`{row.key}`: {WORDS[row.kind]}",
         "environment": f"`{row.environment}`" if row.environment else "",
-        "stated in report and metadata": row.recorded,
+        "shown in report and metadata": row.recorded,
     }
     lines = [f"- {name}: {fact or '–'}" for name, fact in facts.items()]
     return "\n".join([f"\n### {row.name}\n", f"{row.doc[0].upper()}{row.doc[1:]}.\n", *lines, ""])
