@@ -20,12 +20,12 @@ HEADERS = {
     "api.md": """# Python API
 
 This page lists every public name of `amp_rewrite` with its docstring; `tools/build_api.py` writes it, and the tests run
-the examples. `model.onnx` and `batches.npz` stand for a model and its data. [Options](options.md) describes `**options`.
-[Training](api-train.md) has a separate page.""",
+the examples. `model.onnx` and `batches.npz` stand for a model and its data. [Options](options.md) describes
+`**options`. [Training](api-train.md) has a separate page.""",
     "api-train.md": """# Python API for training
 
-This page lists every public name of `amp_rewrite.train` that is not also in [`amp_rewrite`](api.md), with its docstring;
-`tools/build_api.py` writes it. [Training](../how-to/training.md) shows how these names work together.""",
+This page lists every public name of `amp_rewrite.train` that is not also in [`amp_rewrite`](api.md), with its
+docstring; `tools/build_api.py` writes it. [Training](../how-to/training.md) shows how these names work together.""",
 }
 HEADING = re.compile(r"(Args|Options|Attributes|Returns|Yields|Raises|Example):")
 ARGS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)

@@ -17,8 +17,8 @@ HOW = {
     "rounded": "the float32 model's results on inputs rounded to the low type. In these cases, rounding the inputs "
     "moves the result beyond the bound (tan near π/2, Softmax of numbers around 10,000, sums that cancel) or across a "
     "step (quantization, ties)",
-    "quantum": "the standard's results, where integers from a quantizer may be one step away: the rounded scale breaks "
-    "a tie the other way",
+    "quantum": "the standard's results, except that integers from a quantizer may be one step away: the rounded scale "
+    "breaks a tie the other way",
     "statistics": "the share of zeros and the mean of the other elements, because the results are random",
     "float32": "onnxruntime's own float32 results, which differ from the standard's",
 }
@@ -59,34 +59,34 @@ def _sections(results: Results) -> Iterator[str]:
     )
     yield score(results)
     yield _text(
-        "*right*: a converted model passes the full checker, opens in onnxruntime at BASIC and at ALL (float16), and "
-        "gives right results. *right with --data*: wrong without data, because float32 values leave the type's range "
-        "on the case's own inputs, but right when converted with these inputs (`amp-rewrite MODEL --data INPUTS`). "
-        "*converted*: how many of the right models the conversion changed. *without safety*: with `--set safety=none`, "
-        "which also lowers ops whose values are known to leave the range. *others valid*: how many of the models that "
-        "onnxruntime cannot run in float32 convert and pass the checker."
+        "*Right*: the converted model passes the full checker, loads in onnxruntime at BASIC and at ALL (float16), and "
+        "gives correct results. *Right with --data*: the model is wrong without data, because float32 values leave the "
+        "type's range on the case's own inputs, but right when converted with these inputs (`amp-rewrite MODEL --data "
+        "INPUTS`). *Converted*: the number of right models that the conversion changed. *Without safety*: with `--set "
+        "safety=none`, which also lowers ops with values that are known to leave the range. *Others valid*: the number "
+        "of models that convert and pass the checker, among those that onnxruntime cannot run in float32."
     )
-    yield "## The cases"
+    yield "## Cases"
     yield _text(
-        f"{len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}): all of "
-        "`onnx.backend.test` except `ai.onnx.preview.training`. "
-        f"{states['counted']} run in float32 on onnxruntime's CPU provider and count. "
+        f"The {len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}) are "
+        "all of `onnx.backend.test` except `ai.onnx.preview.training`. "
+        f"{states['counted']} run in float32 on onnxruntime's CPU provider, and are counted. "
         f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of these are relabeled to opset {NEWEST_OPSET} "
-        f"and IR {NEWEST_IR}, the newest that it opens, and still pass the checker. {states['unlabelled']} fail it "
-        f"after relabeling, and onnxruntime cannot run {states['refused']}: both are converted and checked, but not "
-        "judged."
+        f"and IR {NEWEST_IR}, the newest that onnxruntime loads, and still pass the checker. {states['unlabelled']} "
+        f"other models fail it after relabeling, and onnxruntime cannot run {states['refused']}: these are converted "
+        "and checked, but not judged."
     )
-    yield "## How results are judged"
+    yield "## Criteria"
     yield _text(
-        "Results are emulated (`amp_rewrite.emulate`), never computed by half-precision CPU kernels: float32 kernels, "
-        "each low result rounded, and no graph optimization. Rounding inside CUDA kernels is ignored, because it is "
-        "the same for every converter. Inputs and outputs keep their types. Floats may differ from the standard's by "
-        f"(1 + √n) · eps, but at most {DEEP_ENOUGH:g} · eps, times the largest magnitude of the tensor, where eps is "
-        "that of the low type and n the number of low ops. (Rounding to nearest is off by eps/2: the two operands of a "
-        "product contribute eps, each op rounds its result once, and independent errors add up as in a random walk. "
-        "Sums are accumulated in float32, so their length does not count.) Infinities, NaN, types, shapes, integers, "
-        "booleans and strings must be equal. An unchanged model is right. Results beyond the bound may still be right "
-        "by another measure:"
+        "Results are emulated (`amp_rewrite.emulate`), never computed by half-precision CPU kernels: float32 kernels "
+        "compute each op, low results are rounded, and graphs are not optimized. Rounding inside CUDA kernels is "
+        "ignored, because it is the same for every converter. Inputs and outputs keep their types. Floating-point "
+        f"results may differ from the standard's by (1 + √n) · eps, but at most {DEEP_ENOUGH:g} · eps, times the "
+        "largest magnitude of the tensor, where eps is the low type's and n is the number of low ops. (Rounding to "
+        "nearest is off by eps/2: the two operands of a product contribute eps, each op rounds its result once, and "
+        "independent errors add up as in a random walk. Sums are accumulated in float32, so their length does not "
+        "count.) Infinities, NaN, types, shapes, integers, booleans and strings must be equal. An unchanged model is "
+        "right. Results beyond the bound may still be right by another measure:"
     )
     for how, words in HOW.items():
         yield f"### {how}\n\n" + _text(f"Compared with {words}.")
@@ -104,9 +104,9 @@ def _with_data(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the section on cases that are right only with data."""
     if outcomes:
         yield "### data\n\n" + _text(
-            "Right only with data: the safety rules are off or do not foresee the overflow, but a run on the case's "
-            "own inputs shows values that the type cannot hold. The light models have constant weights of 0.02 "
-            "instead of trained ones, so their activations exceed those of any trained model."
+            "These cases are right only with data: the safety rules are off or cannot foresee the overflow, but a run "
+            "on the case's own inputs shows values that the type cannot hold. The light models have constant weights "
+            "of 0.02 instead of trained ones, so their activations are larger than any trained model's."
         )
         yield _by_case(outcomes, notes=True)
 
