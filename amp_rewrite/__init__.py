@@ -1,4 +1,4 @@
-"""Automatic mixed precision for ONNX: `convert` a float32 model; its `Report` says why each op has its type."""
+"""Automatic mixed precision for ONNX: `convert` a float32 model, and read the `Report` on the type of each op."""
 
 from __future__ import annotations
 

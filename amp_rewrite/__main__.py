@@ -1,4 +1,4 @@
-"""The entry point of the command line, including `python -m amp_rewrite`."""
+"""The entry point of the command line and of `python -m amp_rewrite`."""
 
 import os
 import signal

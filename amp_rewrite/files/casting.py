@@ -115,7 +115,7 @@ def _cast_whole(values: Array, to: DType) -> Array:
 class Fit:
     """Statistics of rounding to nearest even.
 
-    `count` is the number of all values, `nonfinite` of infinities and NaNs, `overflow` of finite values that round to
+    Counts: `count` of all values, `nonfinite` of infinities and NaNs, `overflow` of finite values that round to
     infinity, `flushed` of nonzero values that round to zero, and `subnormal` of values that round to a subnormal.
     `absmax` and `absmin` are the largest and the smallest magnitude of the finite, nonzero values, or 0.0 if there are
     none.

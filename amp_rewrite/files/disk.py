@@ -164,6 +164,6 @@ def name_of(place: str | os.PathLike[str]) -> str:
 
 
 def is_collection(place: str | Path) -> bool:
-    """True for a place with any number of models: a folder, a URL, or a glob that is not the name of a file."""
+    """True for a place that may contain several models: a folder, a URL, or a glob that is not the name of a file."""
     text = str(place)
     return bool(url_of(text)) or Path(text).is_dir() or (has_magic(text) and not os.path.lexists(text))

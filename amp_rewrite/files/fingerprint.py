@@ -1,4 +1,4 @@
-"""Fingerprints of models: a hash of the graph, and one of the weights."""
+"""Fingerprints of models: one hash of the graph and one of the weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fingerprint:
 
 
 def fingerprint(model: Model) -> Fingerprint:
-    """Return the fingerprint of a model, independent of how it was loaded. O(nodes + tensors)."""
+    """Return the fingerprint of a model, the same for all its sources. O(nodes + tensors)."""
     proto = onnx.ModelProto.FromString(_serialized(model, _bare))
     _strip(proto)
     weights = hashlib.sha256()
@@ -50,7 +50,7 @@ def fingerprint(model: Model) -> Fingerprint:
 
 
 def digest(model: Model) -> str:
-    """Return the SHA-256 digest of a model in hexadecimal, independent of the place of its weights. O(bytes), streamed.
+    """Stream a model, and return its SHA-256 digest in hexadecimal, regardless of the storage of its weights. O(bytes).
 
     Unlike a `Fingerprint`, it covers doc strings, metadata and every byte of the weights, after pending casts.
     """

@@ -16,7 +16,7 @@ _HEAD_BYTES = 256  # enough to tell the formats apart
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A format other than ONNX: its suffixes, first bytes and description, and the way to an ONNX model.
+    """A format other than ONNX: its suffixes, first bytes, description, and instructions for converting it.
 
     In `remedy`, `{file}` is the path quoted for a shell, `{folder}` is its folder, and `{text}` is the path as a Python
     string.

@@ -28,8 +28,8 @@ FIRST_IR_WITH_OPSET_IMPORTS = 3
 _MAX_CALL_DEPTH = 100
 """Maximum depth of nested function calls, as in onnx's inliner."""
 _MAX_NODES, _MAX_GROWTH = 200_000, 20
-"""Limits on the nodes of an inlined model, added up: a constant, and a number per node of the file. A node counts once
-more for each KiB."""
+"""An inlined model may have `_MAX_NODES` nodes, plus `_MAX_GROWTH` for each node of the file. A node counts as one plus
+its size in KiB."""
 
 _LFS_HEADER = b"version https://git-lfs.github.com/spec/"
 

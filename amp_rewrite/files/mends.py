@@ -38,7 +38,7 @@ class _Fixer:
 
 
 def mended(proto: ModelProto, *, owned: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
-    """Return the model without unambiguous defects, and the findings about these. O(nodes + tensors).
+    """Fix the unambiguous defects of a model; return it with findings about them. O(nodes + tensors).
 
     `owned`: edit the model in place; otherwise, a model with defects is copied. ModelError for two initializers
     with the same name and different values.

@@ -124,7 +124,7 @@ class Model:
     def fit(self, tensor: TensorProto, to: DType) -> Fit:
         """Return statistics of rounding the tensor to the floating-point type `to`. O(values).
 
-        A stub is streamed once, also for models made from this one by `dataclasses.replace`.
+        A stub is streamed once, including for models made from this one by `dataclasses.replace`.
 
         Raises:
             ModelError: the tensor is not a floating-point tensor.

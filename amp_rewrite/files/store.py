@@ -1,6 +1,6 @@
 """Atomic writing of a model file and its data file.
 
-Everything is first written to scratch files in the target folder. Then the data file gets a name with the hash of its
+All output is first written to scratch files in the target folder. Then the data file gets a name with the hash of its
 content, the model file is renamed, and the data files of the replaced model are removed. At any moment, either the
 complete old model or the complete new one exists. The exception is a data file that the caller names and that already
 exists: for a moment, neither model does.
@@ -42,7 +42,7 @@ ByteProgress = Callable[[int, int], None]
 
 
 class Destinations:
-    """Destination of each tensor of a model: the model file, or the data file, with the pieces in `data`.
+    """The destinations of a model's tensors: the model file, or the data file, with the pieces in `data`.
 
     `location`: the name of the data file; None for a model without one. Tied tensors share their bytes in the data
     file.
@@ -232,7 +232,7 @@ def _write(file: BinaryIO, pieces: list[wire.Piece], on_chunk: Callable[[bytes |
 
 
 def check_target(path: Path, overwrite: bool, *, loaded_from: Path | None = None) -> None:
-    """Raise ModelError if no model can be written to `path`. `loaded_from`: a model with data files to keep."""
+    """Raise ModelError if a model cannot be written to `path`. `loaded_from`: a model with data files to keep."""
     if "\0" in str(path):
         raise ModelError(f"cannot write {str(path)!r}: a name cannot contain a zero byte; name another output")
     if path.suffix.lower() in TEXT:

@@ -111,7 +111,7 @@ class _Build:
     index: Index
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
     valid_forms: set[object] = field(default_factory=set)
-    """Schemas with input and output counts: nodes of these forms without attributes are valid."""
+    """The forms (schema, input count, output count) of valid nodes without attributes."""
 
     def __post_init__(self) -> None:
         check_imports(self.proto)
@@ -132,7 +132,7 @@ class _Build:
 
 
 class _Graph:
-    """The main graph or a body while it is indexed. `outer`: the types that the owner passes to its formal inputs."""
+    """The main graph or a body during its indexing. `outer`: the types that the owner passes to its formal inputs."""
 
     def __init__(
         self, build: _Build, graph: GraphProto, parent: _Graph | None, path: str, outer: Sequence[ValueType | None]
@@ -347,7 +347,7 @@ def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[A
 
 
 def _checker_error(schema: Signature, node: NodeProto, attributes: Sequence[AttributeProto]) -> str | None:
-    """Return the error of onnx's checker for a node, ignoring its graphs and tensors; None if there is none."""
+    """Return the error from onnx's checker for a node, ignoring its graphs and tensors; None if there is none."""
     context = onnx.checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION
     context.opset_imports = {schema.domain: schema.since}

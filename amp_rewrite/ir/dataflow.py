@@ -31,7 +31,7 @@ Step = Callable[[Op], ValueId | None]
 
 
 def exposed(view: View, value: ValueId) -> bool:
-    """True for an input of the model, and for an output of the model or of a body."""
+    """True for an input of the model, or for an output of the model or of a body."""
     return view.values[value].public or value in view.yielded
 
 
@@ -90,7 +90,7 @@ def orders(op: Op) -> Iterator[tuple[ValueId, ValueId]]:
 
 
 OUTWEIGHS = 2.0**11
-"""The ratio of norms above which adding a bias in a low type loses the product of the weights."""
+"""The ratio of a bias's norm to that of the weights above which the bias hides the product in a low type."""
 _MAX_LOSS = 2.0**-8
 """The largest acceptable change of a constant by rounding, relative to its norm."""
 
@@ -106,7 +106,7 @@ def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DTyp
 
 
 def loses_digits(view: View, value: ValueId, to: DType) -> bool:
-    """True if rounding a constant to a type changes it by more than 2⁻⁸ of its norm, since its values are subnormal."""
+    """True if rounding a constant to a type changes it by more than 2⁻⁸ of its norm: most of it is subnormal."""
     fit, half = view.fit(value, to), to.smallest_subnormal / 2
     if fit.nonfinite or fit.overflow or not (fit.flushed or fit.subnormal):
         return False
@@ -128,7 +128,7 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
 
 
 def input_variable(op: Op, slot: int) -> tuple[OpId, str] | None:
-    """Return an op and the type variable of an input; None past its last input, with bodies, or without a schema."""
+    """Return an op and the type variable of an input; None past the last input, with bodies or without a schema."""
     name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
     return (op.id, name) if name is not None else None
 

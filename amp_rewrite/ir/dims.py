@@ -62,7 +62,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def over(a: Dim, b: Dim) -> Dim:
-    """Return a / b if it is an integer for all values of the names, else None."""
+    """Return a / b if it is an integer for all values of the names; None otherwise."""
     if a is None or b is None or b == 0:
         return None
     (n, whole), (divisor, names) = _parts(a), _parts(b)

@@ -1,4 +1,4 @@
-"""The parts of a view: ops, values, uses, scopes, type variables; and the element types of results.
+"""The parts of a view (ops, values, uses, scopes and type variables), and the element types of results.
 
 Ids are positions in the view's sequences. Classes with hundreds of thousands of instances in a large model are named
 tuples: a frozen dataclass takes four times as long to create and three times as long to hash.
@@ -46,7 +46,7 @@ class Use(NamedTuple):
 
 
 class Op(NamedTuple):
-    """A node. In `inputs` and `outputs`, None marks an omitted optional one."""
+    """A node. None in `inputs` or `outputs` marks an omitted port."""
 
     id: OpId
     scope: ScopeId

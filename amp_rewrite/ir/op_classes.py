@@ -38,7 +38,7 @@ MOVES = _ops(Trait.MOVES)  # ops that move or repeat all elements of their first
 SCATTERS = _ops(Trait.SCATTERS)  # ops that copy their first input, and write input 2 to places in another input
 FILLS = SCATTERS | {"Pad"}  # ops that copy their first input, and write input 2 to some places
 CASTS = _ops(Trait.CASTS)  # ops that only change the element type
-TABLES = _ops(Trait.TABLE)  # ops that look up rows of a weight, like an embedding
+TABLES = _ops(Trait.TABLE)  # ops that look up rows of a weight, such as an embedding
 ELEMENTLESS = _ops(Trait.ELEMENTLESS)  # ops that read the shape of a value, but not its elements
 
 # -- sources of numbers ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ ALL = range(1 << 16)
 
 
 class Way(Enum):
-    """Kinds of computation of an op's result from its inputs.
+    """An op's way of computing its result from its inputs.
 
     PRODUCT ops count as heavy in placement. PRODUCT and SCALE ops stay in float32 if the low type loses digits of their
     constants.
@@ -57,7 +57,7 @@ class Need(Enum):
 
 
 class Trait(Flag):
-    """Classes of operators; `op_classes` describes each."""
+    """Classes of operators, described in `op_classes`."""
 
     NONE = 0
     CARRIES = auto()
@@ -109,7 +109,7 @@ class OpRow:
     """The facts about an operator.
 
     Args:
-        way: how the result is computed from the inputs.
+        way: the way of computing the result from the inputs.
         traits: the classes of the operator.
         slots: the inputs with numbers that reach the result.
         shapes: inputs with a shape, an axis, a size, a scale, a count or a position.
@@ -119,7 +119,7 @@ class OpRow:
         small: the result may be far smaller than the inputs.
         near_one: different inputs may give results that differ only in their distance from 1.
         whole: the result consists of whole numbers.
-        bends: the result is not linear in the inputs, unlike that of other ops of this way.
+        bends: the result is not linear in the inputs, unlike for other ops of this way.
         keeps: facts about the input that also hold for the result of a function.
         states: the inputs that are states, each with the output of its next state.
         kept: a type variable that stays float32, since kernels use float32 for it anyway.

@@ -1,4 +1,4 @@
-"""Operator schemas: type variables, legal types, and attributes for types."""
+"""Operator schemas: type variables, legal types, and type-setting attributes."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ _CODES = dict(TensorProto.DataType.items())
 
 
 def _dtype_in_attributes(node: NodeProto, inputs: InputTypes) -> DType | None:
-    """Return the type of the values or labels in an attribute; the name of the attribute tells the type of labels."""
+    """Return the type of the values or labels in an attribute; for labels, the attribute's name determines it."""
     for a in node.attribute:
         if a.name in ("value", "values_tensor"):
             return DType.of(a.t.data_type)

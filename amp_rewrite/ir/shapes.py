@@ -128,7 +128,7 @@ def declared_dims(formal: ValueInfoProto) -> DeclaredDims | None:
 
 @lru_cache(1 << 12)
 def _possible(dims: DeclaredDims) -> bool:
-    """True if a value can have these dimensions: at most MAX_AXES, none of them negative, with few enough elements."""
+    """True if a value can have these dimensions: none negative, at most MAX_AXES, and at most MAX_ELEMENTS elements."""
     if any(isinstance(size, bytes) for size in dims):
         return False  # its name is not UTF-8
     sizes = [size or 1 for size in dims if isinstance(size, int)]
@@ -183,9 +183,8 @@ class _ShapeWalk:
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
             dims = self.shapes[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
             if op.scope == MAIN:
-                for mine, other in zip(
-                    dims, inferred or (), strict=False
-                ):  # another name in the model for the same size
+                # The model may have another name for the same size.
+                for mine, other in zip(dims, inferred or (), strict=False):
                     if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
                         self.same.setdefault(other, mine)
         made, rank = _ruled(CONTENTS, inputs) if counts else None, self.at(result)

@@ -1,4 +1,4 @@
-"""The first ai.onnx opset or IR version with each feature used here.
+"""The first ai.onnx opsets and IR versions with the features used here.
 
 `files` does not import this module and has its own constants: `files.loading.FIRST_IR_WITH_OPSET_IMPORTS`, and the
 opset of sparse Constants in `files.skeleton`. All other versions are in the kernel tables and onnx's schemas.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-FIRST_IR_WITH_FREE_INITIALIZERS = 4  # an initializer need not be an input; as an input it is the default
+FIRST_IR_WITH_FREE_INITIALIZERS = 4  # an initializer need not be an input; if it is, it is the default value
 FIRST_CAST_BY_CODE = 6  # Cast takes its type as a number; before, as a string
 FIRST_WHERE = 9
 FIRST_UNBATCHED_SCAN = 9  # Scan has no batch axis, and no `sequence_lens` before its other inputs

@@ -169,7 +169,7 @@ class View(Index):
         return {v.id: v.tensor for v in self.values if v.tensor is not None and not v.overridable}
 
     def copied(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant or its copy by Identities; the tensor must not be changed."""
+        """Return the tensor of a constant or of its copy through Identities; it must not be changed."""
         return self.constant(value) or (self._copies.get(value) if value is not None else None)
 
     @cached_property
@@ -222,7 +222,7 @@ class View(Index):
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
         """Return the type at these ports; the type of a tensor if a linked variable has tensors and sequences.
 
-        None if the type of an input is unknown, for example that of an unknown op's result: it must not be cast.
+        None if an input's type is unknown, for example because an unknown op produces it: the input must not be cast.
         """
         types = [self.types[value] for slot in ins if (value := op.inputs[slot]) is not None]
         if any(map(unknown, types)):
@@ -314,7 +314,7 @@ def _names_read(node: NodeProto) -> set[str]:
     read = set(filter(None, node.input))
     for _, body in bodies(node):
         inside = {formal.name for formal in body.output}.union(*map(_names_read, body.node))
-        own = {named.name for named in (*body.input, *body.initializer)}
-        own.update(sparse.values.name for sparse in body.sparse_initializer)
-        read |= inside - own.union(*(inner.output for inner in body.node))
+        local = {named.name for named in (*body.input, *body.initializer)}
+        local.update(sparse.values.name for sparse in body.sparse_initializer)
+        read |= inside - local.union(*(inner.output for inner in body.node))
     return read

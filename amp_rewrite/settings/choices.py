@@ -86,7 +86,7 @@ def low_type(to: object) -> DType:
 
 
 def one_of(words: Collection[str], spelling: object, what: str) -> str:
-    """Return the matching word, ignoring case and the difference of "_" and "-"; PolicyError if there is none."""
+    """Return the matching word, ignoring case and the difference between "_" and "-"; PolicyError if there is none."""
     word = str(spelling).strip().lower().replace("_", "-")
     if word in words:
         return word
@@ -136,7 +136,7 @@ class Target:
         if not colon:
             return family
         if family == cls.ORT_CUDA:
-            from amp_rewrite.runtime.kernels import known_release, release_number  # late: a release is rare
+            from amp_rewrite.runtime.kernels import known_release, release_number  # late: few targets name a release
 
             known = known_release(release or "none")
             exact = release_number(known)[: len(release_number(release))] == release_number(release)
@@ -177,7 +177,7 @@ class Target:
     @property
     def runtime_target(self) -> RuntimeTarget:
         """The target as in the table of faults."""
-        from amp_rewrite.runtime import faults  # late: as above
+        from amp_rewrite.runtime import faults  # late: not every command converts
 
         runtime = {"tensorrt": faults.TENSORRT, "directml": faults.DIRECTML}.get(self.word)
         if runtime is not None:

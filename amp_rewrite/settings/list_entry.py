@@ -125,13 +125,13 @@ def default_of(domain: str, op_type: str, attribute: str) -> object:
     return onnx.helper.get_attribute_value(default) if default is not None and default.type else None
 
 
-def _same(actual: object, wanted: str) -> bool:
+def _same(actual: object, expected: str) -> bool:
     if isinstance(actual, bytes):
         actual = actual.decode("utf-8", "replace")
     if isinstance(actual, float):
         with suppress(ValueError):
-            return math.isclose(actual, float(wanted), rel_tol=2.0**-23)
-    return str(actual) == wanted
+            return math.isclose(actual, float(expected), rel_tol=2.0**-23)
+    return str(actual) == expected
 
 
 _KNOWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft")

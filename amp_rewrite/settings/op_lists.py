@@ -35,7 +35,7 @@ Table = Mapping[Key, tuple[Entry, ...]]
 
 
 Edit = tuple[Color, Entry]
-"""The list that an environment variable adds an op to or removes it from, and the new entry of the op."""
+"""An edit in an environment variable: the list to add an op to or remove it from, and the op's new entry."""
 
 
 @dataclass(frozen=True, slots=True)

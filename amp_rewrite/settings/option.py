@@ -34,7 +34,7 @@ from amp_rewrite.settings.choices import (
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Groups of options: the headings in help and documentation, in order."""
 ALWAYS, UNUSUAL = "always", "unusual"
-"""The cases in which report and metadata contain an option: always, or if its value is not the default."""
+"""Conditions for an option to be in report and metadata: always, or if its value is not the default."""
 
 
 class Kind(Enum):
@@ -148,7 +148,7 @@ Form = tuple[str, Callable[[Any], bool]]
 
 
 def legal_forms(value: object, annotation: str, names: Mapping[str, object] = {}) -> str:
-    """Return "" if a value matches an annotation, or else a description of the legal values.
+    """Return "" if a value matches an annotation; otherwise, a description of the legal values.
 
     `names`: the objects by their names in the annotation. An alias or a protocol accepts every value.
     """

@@ -303,7 +303,7 @@ class Request:
         check_keyword_names("convert", options, KEYWORDS)
         passed = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
         request = cls(**{**from_environment(os.environ), **passed}, progress=progress)._resolved()
-        assert request.op_lists is not None  # loaded now, so a mistake in them is an early error
+        assert request.op_lists is not None  # loaded now, to report mistakes in them early
         return request
 
     def _resolved(self) -> Request:
@@ -372,7 +372,7 @@ def _spelling(value: object) -> str:
 OPTIONS = options_of(Request)
 """All options, in the order of report and metadata."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.group == PRECISION}
-"""The options that decide types, which are also the keywords of `convert` in Python."""
+"""The options that determine types; these are also the keywords of `convert` in Python."""
 RECORDED = tuple(name for name, row in OPTIONS.items() if row.recorded)
 """The options that the header of a report may contain."""
 PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)

@@ -4,13 +4,13 @@ A pattern consists of terms separated by commas; an op must match all of them. G
 are case-sensitive; `*` also matches "/".
 
     encoder/*/MatMul     a glob for the node name, the same as name=encoder/*/MatMul
-    re:layer\\.[01]\\.     a regular expression to search in the node name; it extends to the end, including commas
+    re:layer\\.[01]\\.     a regular expression to find in the node name; it extends to the end, including commas
     op=MatMul            a glob for the op type, written as in the lists: "com.microsoft::*" for other domains
     scope=encoder/*      a glob for the scope of the op, or for a scope around it: the path in its name, the If,
                          Loop or Scan bodies around it, and the module scopes that torch records; "/" and "."
                          are the same, and a leading one is ignored
     feeds=Softmax        a result reaches an op of that type, directly or only through casts, moves and elementwise
-                         arithmetic, also into and out of bodies of ops
+                         arithmetic, including into and out of bodies
     fed_by=Conv          an input comes from an op of that type, in the same way
     input=NAME           a glob for the names of the op's inputs
     output=NAME          a glob for the names of the op's outputs
@@ -67,7 +67,7 @@ def exactly(op: Op) -> str:
 
 
 def select(view: View, pattern: str) -> tuple[OpId, ...]:
-    """Return the ops that match a pattern, in order. Without any, see `matches_nothing`. O(uses) per term."""
+    """Return the ops that match a pattern, in order. If there are none, see `matches_nothing`. O(uses) per term."""
     terms = parse_pattern(pattern)
     by_term = _by_term(view, terms)
     chosen = frozenset.intersection(*by_term)

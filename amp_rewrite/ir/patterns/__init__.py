@@ -1,1 +1,1 @@
-"""Patterns of ops for computations written out op by op by exporters."""
+"""Op patterns for computations written out by exporters."""

@@ -16,7 +16,7 @@ ANCHORS = frozenset(("Sqrt", "Pow", "ReduceL2", "ReduceMax", "Erf", "Tanh"))
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The ops of one computation ("layer_normalization", "softmax" …), which get the same color.
+    """The ops of one computation ("layer_normalization", "softmax" …), painted in the same color.
 
     `entry`: the value that is normalized or activated, before any Cast at the start of the cluster. `tail`: the scale
     Mul and bias Add at the end of a normalization and the Casts between them, which are also in `ops`. Onnxruntime
@@ -33,7 +33,7 @@ class Cluster:
 
 @once
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
-    """Return the disjoint clusters of a model in these types, sorted by their first ops. O(nodes)."""
+    """Return the disjoint clusters of a model in these types, in order of their first ops. O(nodes)."""
     if ANCHORS.isdisjoint(view.by_kind):
         return ()
     from amp_rewrite.ir.patterns.written_out import find_clusters  # late: many models have no decomposed norms
@@ -99,6 +99,6 @@ def _encoded(view: View, value: ValueId, encoded: Collection[ValueId]) -> bool:
 def _computes_on_integers(view: View, op: Op, decoded: Collection[ValueId], encoded: Collection[ValueId]) -> bool:
     if op.kind in QUANTIZERS or op.signature is None or op.bodies:
         return False
-    made = [v for v in op.outputs if v is not None and view.dtype(v) is DType.FLOAT]
-    ends = op.kind in _WEIGHTED or (bool(made) and all(v in encoded for v in made))
+    results = [v for v in op.outputs if v is not None and view.dtype(v) is DType.FLOAT]
+    ends = op.kind in _WEIGHTED or (bool(results) and all(v in encoded for v in results))
     return ends and _decoded(view, op, decoded)

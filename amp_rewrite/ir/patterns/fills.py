@@ -1,4 +1,4 @@
-"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and their way through the model.
+"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and their path through the model.
 
 A fill ends where its exact number no longer matters: in a softmax, an index, or a comparison with a small number. Until
 then, it may be any number far from all others. An op needs the exact number if it adds a number to the fill, multiplies
@@ -22,7 +22,7 @@ from amp_rewrite.ir.dataflow import Flow, number, orders
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View, once
 
 _SENTINEL = 1e30
-"""A number beyond all quantities of a network: larger ones are meant to win or lose every comparison."""
+"""Larger magnitudes are beyond all quantities of a network, and meant to win or lose every comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def fills_among(view: View, to: DType, values: Container[int], minimum: float | 
     return extreme
 
 
-# -- the way of a fill --------------------------------------------------------------------------------
+# -- the path of a fill -------------------------------------------------------------------------------
 
 PLACES: kinds.Slots = {"Where": (1, 2), **dict.fromkeys(kinds.FILLS, (2,))}
 """Inputs that are written to some places of the result."""
@@ -80,7 +80,7 @@ _SQUEEZES = (kinds.BOUNDED | kinds.SOFTMAXES | {"Exp"}) - {"Cos", "LogSoftmax", 
 _MAX_COMPARED = 1 << 16  # elements; a larger constant is not compared with a fill
 _MIN_DISTANCE = 2.0**-7  # relative; numbers farther apart differ in every low type
 _MARGIN = 2.0**-10  # other summands may change a fill by this share
-_MAX_FACTOR = 4.0  # the assumed limit of an unknown factor and of the growth by a sum along an axis
+_MAX_FACTOR = 4.0  # assumed maximum of an unknown factor, and of the growth in a sum along an axis
 _MIN_MULTIPLE, _MAX_MULTIPLE = 2.0**-6, 2.0**6
 """A smaller multiple of a fill is no longer far from other numbers; a larger one exceeds every margin."""
 
@@ -186,7 +186,7 @@ def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> Fill
 
 @once
 def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
-    """Return the numbers of the fills that must perhaps be exact, by value.
+    """Return the fills with a possible need for their exact number, by value.
 
     These fills overflow the type, perhaps after a product, or are rounded by it and compared with a close number.
     """

@@ -1,8 +1,8 @@
-"""Constants with equal steps, and attention scores with such constants added before a softmax.
+"""Constants with equal steps, and their addition to attention scores before a softmax.
 
 Subtracting a number from a whole row does not change its softmax. So a bias that is near 0 at the best visible key of
-each row is as safe as a mask, however steeply it falls: keys far below the best have no weight. This can be decided
-only if the visible keys of each row are known.
+each row is as safe as a mask, however steeply it falls: keys far below the best have no weight. Deciding
+this requires the visible keys of each row.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ScoredRow:
 
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
-    """Yield the float32 scores with known terms before a Softmax over the last axis; from opset 13 on. O(nodes)."""
+    """Yield the float32 scores with known terms before a Softmax over the last axis, from opset 13 on. O(nodes)."""
     for softmax in view.of_kinds(("Softmax",)) if view.opset >= FIRST_ROW_SOFTMAX else ():
         if int_attribute(softmax.node, "axis", -1) == -1 and view.dtype(softmax.inputs[0]) is DType.FLOAT:
             row = _scored_row(view, softmax, numbers)
