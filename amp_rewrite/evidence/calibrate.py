@@ -167,7 +167,7 @@ class Taps:
 
         `skipped`: keys of the values to ignore.
         """
-        closed = _closed(view)
+        closed = _closed_bodies(view)
         taps: list[ValueId] = []
         constants: list[ValueId] = []
         untapped: dict[str, str] = {}
@@ -193,7 +193,7 @@ def _unmeasurable_reason(type_: ValueType | None) -> str:
     return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken from it are measured"
 
 
-def _closed(view: View) -> dict[ScopeId, str]:
+def _closed_bodies(view: View) -> dict[ScopeId, str]:
     """Map each body with a fixed number of outputs to the reason its values cannot be measured."""
     closed: dict[ScopeId, str] = {}
     for scope in view.scopes:
@@ -222,8 +222,8 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
 
     All other outputs are unchanged. `to`: the low type to compare magnitudes with. The taps come after the model's
     nodes, in reverse order of their values. onnxruntime orders nodes backward from the end, so each tap runs right
-    after its value, and only one value at a time needs memory for its reductions. Raise ModelError for an ai.onnx opset
-    below 9, the first with Where. O(nodes + taps).
+    after its value, and only one value at a time needs memory for its reductions. Raise ModelError for ai.onnx opsets
+    before 9, which introduced Where. O(nodes + taps).
     """
     assert taps, "nothing to measure"
     opset = view.opsets.get("", FIRST_WHERE)
@@ -268,7 +268,7 @@ class _TapBuilder:
             self.taps.setdefault(view.values[value].scope, []).append(value)
 
     def _measurement_dtype(self, value: ValueId) -> DType:
-        """Return the type of the nodes that measure a value: float32 also represents the narrower types exactly."""
+        """Return the type to measure a value in: float32 also represents the narrower types exactly."""
         return DType.DOUBLE if self.view.dtype(value) is DType.DOUBLE else DType.FLOAT
 
     def fresh(self) -> str:
@@ -415,14 +415,14 @@ class RangeNodes:
         dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", smallest, self._constants["survives"])])
 
         def one_count(branch: NodeBuilder) -> str:
-            normal = number if self._all_normal else self._above(branch, nonzero, "normal", self._dtype)
+            normal = number if self._all_normal else self._count_above(branch, nonzero, "normal", self._dtype)
             return self._concat(branch, [number] * 4 + [normal], largest, smallest)
 
         return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
 
     def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
         """Return the row of a tensor with any values, including NaN, infinities, overflow and underflow."""
-        counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
+        counts = [self._count_above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
         finite = nodes.op("Where", nodes.op("Less", a, self._constants["infinity"]), a, self._constants["zero"])
         smallest = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
         return self._concat(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), smallest)
@@ -430,7 +430,7 @@ class RangeNodes:
     def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
         return nodes.op("Where", nodes.op("Greater", a, self._constants["zero"]), a, self._constants["infinity"])
 
-    def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
+    def _count_above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
         ones = nodes.cast(nodes.op("Greater", a, self._constants[name]), counted_in)
         return nodes.cast(_reduced(nodes, "ReduceSum", ones), DType.DOUBLE)
 

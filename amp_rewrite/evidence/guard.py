@@ -45,7 +45,7 @@ def misfits(
                 continue  # selected only from constants, which have their own check
             untapped = ranges.untapped.get(key(view, value.id))
             misfit = Misfit(reasons.UNSEEN, "was not measured" + (f": {untapped}" if untapped else ""))
-        if misfit is None or (misfit.reason == reasons.NONFINITE and not _arises(view, value.id, seen)):
+        if misfit is None or (misfit.reason == reasons.NONFINITE and not _creates_infinity(view, value.id, seen)):
             continue
         if (made_low if misfit.inside else is_low)(view, coloring, value.id):
             misfits_by_value[value.id] = misfit
@@ -122,7 +122,7 @@ def _sum_misfit(view: View, value: ValueId, size: float, to: DType) -> Misfit | 
 
 
 def _magnified(view: View) -> Collection[ValueId]:
-    """Return the inputs of roots, logarithms and divisions, where small elements matter, and the sources of copies."""
+    """Return the values with significant small elements: inputs (or their sources) of roots, logarithms, divisions."""
     starts = (
         value
         for op in view.ops
@@ -132,7 +132,7 @@ def _magnified(view: View) -> Collection[ValueId]:
     return Flow(view, COPIES).back(starts)
 
 
-def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
+def _creates_infinity(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
     """True if an op produces infinity from finite inputs. Infinities in a mask or in the data exist in every type."""
     op = view.producer(value)
     if op is None or op.bodies:
@@ -176,7 +176,7 @@ def _low(view: View, coloring: Coloring, value: ValueId, variable: tuple[OpId, s
 
 
 def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
-    """Yield pins for the low moves of pinned ops' results, to keep the results unrounded. O(uses).
+    """Yield pins to keep the results of pinned ops unrounded in low ops without arithmetic. O(uses).
 
     Each new pin has the rule of the pinned op whose result it moves. Ops on sequences are not pinned, since every op on
     the same sequence would need a pin.

@@ -66,7 +66,7 @@ class Measure(NamedTuple):
     """A similarity or distance between two arrays, ranging from `low` to `high`.
 
     `function` gets flat float64 arrays of the values that are finite on both sides; for top1, it gets the whole arrays.
-    `suggested`: a bound to suggest.
+    `suggested`: the example bound in error messages.
     """
 
     function: Callable[[Array, Array], float]

@@ -198,7 +198,7 @@ _IN_TF32 = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "com.microsoft:
 
 
 def in_tf32(model: Model) -> Model | None:
-    """Round the operands of float32 products to TF32, as tensor cores do; sums stay in float32.
+    """Round the operands of float32 products to TF32, as tensor cores do; sums are kept in float32.
 
     Return None if the model has such products inside recurrent cells, attention or bodies, where no node can round
     them. TF32 keeps 11 of the 24 significant bits. In float64, x (2⁴² + 1) − (x (2⁴² + 1) − x) keeps 53 − 42 = 11

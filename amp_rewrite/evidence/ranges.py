@@ -58,7 +58,7 @@ class Ranges(Result):
         model: file name of the model.
         graph: the graph's `Fingerprint`.
         weights: the weights' `Fingerprint`.
-        untapped: the reason each unmeasured floating-point value was not measured.
+        untapped: the reason for each floating-point value that was not measured.
         tool: version of this package.
 
     Example:

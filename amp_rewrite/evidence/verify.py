@@ -256,7 +256,7 @@ def _caveats(
 SCHEMA = 1
 
 _DEFAULT_STEPS = 100
-"""Steps in the advice on feedback."""
+"""Number of steps in the suggested command."""
 _MAX_ROUNDING = 0.16
 """Largest error that rounding to bfloat16 explains: twice the suggested tolerance."""
 

@@ -21,9 +21,9 @@ class Evidence:
     `level`: one of the levels above. `data`: the source of the batches. `random`: the batches are random, not real
     data. `criterion`: the bound on the outputs' errors. `error`: the largest error relative to the largest value of its
     output, as text; empty if no outputs were compared. `emulated`: the low type was emulated. `pinned`: the number of
-    regions kept in float32 by a repair. `objection`: the reason for a failure. `largest_error`: `error` as a
-    number; None if it is not finite. `score`: the worst score in the criterion's unit, unless that is relative to the
-    largest value. `keep`: patterns for the ops kept in float32 by the check; a conversion with them needs no check.
+    regions kept in float32 by a repair. `objection`: the reason for a failure. `largest_error`: `error` as a number;
+    None if it is not finite. `score`: the worst score in the criterion's unit, unless that is relative to the largest
+    value. `keep`: patterns for the ops kept in float32 by the check; a conversion with them does not need a check.
     """
 
     level: str = NONE

@@ -5,7 +5,7 @@ A file named float16 may contain float32. An expectation describes the model; it
     TYPE, compute            ops of this element type; compute ops in low precision   a number or a share of all
     ops, ops[PATTERN]        ops, by operator, name or path                           a number, a share, or their type
     casts                    casts between floats                                     a number
-    io, inputs, outputs      floating-point ports; inputs[PATTERN] by name            their type
+    io, inputs, outputs      floating-point inputs, outputs; inputs[PATTERN] by name  their type
     weights, weights[TYPE]   bytes of weights                                         a size, a share, or their type
 """
 
@@ -115,10 +115,10 @@ class Expectation:
             met, fact = 0 < len(matching) == len(chosen), self._types(noun, chosen, len(matching))
         elif self.unit == "%":
             met = whole > 0 and _COMPARE[self.sign](100 * part, float(self.value) * whole)
-            fact = f"{100 * part / whole:.4g}% ({self._words(noun, items, part)})" if whole else f"there is no {noun}"
+            fact = f"{100 * part / whole:.4g}% ({self._counted(noun, items, part)})" if whole else f"there is no {noun}"
         else:
             met = _COMPARE[self.sign](part, float(self.value) * _UNITS[self.unit])
-            fact = size(part) if self.subject == "weights" else self._words(noun, items, part)
+            fact = size(part) if self.subject == "weights" else self._counted(noun, items, part)
         return CheckedExpectation(self.text, met, fact)
 
     def _items(self, report: Report) -> tuple[str, list[_Item]]:
@@ -147,7 +147,7 @@ class Expectation:
         noun, ops = ("float op", floats) if self.subject in FLOATING else ("op", rows)
         return noun, [_Item(row.path, row.dtype, row.dtype == self.subject) for row in ops]
 
-    def _words(self, noun: str, items: Sequence[_Item], part: int) -> str:
+    def _counted(self, noun: str, items: Sequence[_Item], part: int) -> str:
         if self.subject == "weights":
             return ", ".join(f"{size(item.amount)} {item.dtype}" for item in items)
         return count(part, noun) if part == len(items) and self.unit != "%" else f"{part} of {count(len(items), noun)}"
@@ -156,6 +156,6 @@ class Expectation:
         if not chosen:
             return f"there is no {noun}" if self.choice is None else f"no {noun} matches {self.choice!r}"
         if self.subject == "weights":
-            return self._words(noun, chosen, 0)
-        wrong = [f"{i.name} is {i.dtype}" for i in chosen if (i.dtype == self.value) != (self.sign == "=")]
-        return f"{matching} of {len(chosen)}{': ' if wrong else ''}{shortened(wrong)}"
+            return self._counted(noun, chosen, 0)
+        mismatched = [f"{i.name} is {i.dtype}" for i in chosen if (i.dtype == self.value) != (self.sign == "=")]
+        return f"{matching} of {len(chosen)}{': ' if mismatched else ''}{shortened(mismatched)}"

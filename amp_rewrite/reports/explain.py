@@ -163,10 +163,10 @@ def _types(row: Row) -> str:
 def _rows_of(report: ReportData, name: str, producers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
     """Return the rows selected by a name, or the model input of that name and its readers; ops take precedence."""
     rows = report.positions(name)
-    twins = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
-    if len(twins) > 1:
-        choices = " or ".join(f"#{i} ({report.rows[i].path})" for i in twins)
-        raise PatternError(f"{report.model.name}: {len(twins)} ops are named {name!r}; explain {choices}")
+    namesakes = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
+    if len(namesakes) > 1:
+        choices = " or ".join(f"#{i} ({report.rows[i].path})" for i in namesakes)
+        raise PatternError(f"{report.model.name}: {len(namesakes)} ops are named {name!r}; explain {choices}")
     if rows:
         return rows, None
     inputs = {FIRST_INPUT - i: port for i, port in enumerate(report.inputs)}

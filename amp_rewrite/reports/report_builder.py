@@ -53,7 +53,7 @@ def report_of(
         tool: version of this package.
         lists: the op lists in use.
         findings: findings in addition to the plan's.
-        **settings: spelled values of options for the header.
+        **settings: formatted values of options for the header.
 
     Returns:
         The report.
@@ -94,7 +94,7 @@ def report_of(
 def inventory_view(model: Model) -> View:
     """Return the view of a model for an inventory, with local functions inlined.
 
-    Raises ModelError if a graph cannot run or a function cannot be inlined.
+    Raise ModelError if a graph cannot run or a function cannot be inlined.
     """
     return View.of(inlined(model))
 
@@ -160,7 +160,7 @@ class _ReportBuilder:
         return source
 
     @cached_property
-    def _row_of(self) -> Sequence[int]:
+    def _source_rows(self) -> Sequence[int]:
         """Source of each value, as in `Row.reads`."""
         rows = []
         inputs = {value: FIRST_INPUT - i for i, value in enumerate(self._inputs)}
@@ -206,10 +206,10 @@ class _ReportBuilder:
     def _traits(self, op: Op) -> tuple[tuple[int, ...], Mapping[str, str], str]:
         reads, names = list[int](), ""
         for value in op.inputs:
-            reads.append(NO_ROW if value is None else self._row_of[value])
+            reads.append(NO_ROW if value is None else self._source_rows[value])
             if value is not None and self.view.values[source := self._source[value]].tensor is not None:
                 names += f"{self.view.values[source].name}\0"
-        reads += [self._row_of[value] for body in op.bodies for value in self.view.scopes[body].outputs]
+        reads += [self._source_rows[value] for body in op.bodies for value in self.view.scopes[body].outputs]
         while reads and reads[-1] == NO_ROW:
             reads.pop()
         protos = () if op.id in self.plan.identities else op.node.attribute
@@ -231,7 +231,7 @@ class _ReportBuilder:
         declared = self.view.model.proto.graph.output
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
             dtype = _port(_retyped(self.view.types[value], self.plan.io.get(value)), formal.type)
-            yield PortRow(formal.name, dtype, self._row_of[value], self._slot(value))
+            yield PortRow(formal.name, dtype, self._source_rows[value], self._slot(value))
 
     def _slot(self, value: ValueId) -> int:
         """Return the position of a value among the outputs of its row."""
@@ -256,7 +256,7 @@ class _ReportBuilder:
         readers_of = Counter(name for use, name in self.plan.rewire.items() if use.op in self._live)
         for cast in self.plan.casts:
             readers = readers_of[cast.name]
-            if cast.name == self.view.value_name(cast.value):  # it restores the name of a public value
+            if cast.name == self.view.value_name(cast.value):  # the cast restores the name of a public value
                 readers += self._readers(cast.value, self.plan.rewire)
             produced = self._produced[cast.value]
             dtype = produced.dtype if produced is not None else None
@@ -288,7 +288,7 @@ class _ReportBuilder:
             self.view.scopes[self.view.values[value].scope].path,
             readers,
             to.nbytes(min(sizes.size(self.view, value), _MAX_COUNT)) if to else None,
-            self._row_of[value],
+            self._source_rows[value],
             self._slot(value),
         )
 
@@ -324,8 +324,8 @@ class _ReportBuilder:
         baked: tuple[BakeRow, ...],
         findings: tuple[Finding, ...],
     ) -> Totals:
-        between = {at for at in integer_ops(self.view) if rows[at].dtype not in LOW}
-        integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
+        between_quantizers = {at for at in integer_ops(self.view) if rows[at].dtype not in LOW}
+        integer = between_quantizers | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
         floats = [at for at, row in enumerate(rows) if _is_floating(row)]
         heavy = (at for at in floats if (rows[at].color == "allow" if rows[at].color else rows[at].op in HEAVY))
         computing = [at for at in heavy if at not in integer]

@@ -102,8 +102,8 @@ def _head(report: ReportData) -> _Part:
         need = f"{todo} need{'s' if todo == 1 else ''} action" if todo else f"{count(total, 'note')}, nothing to do"
         facts.append(("findings", f"{f'{total}, {need}' if 0 < todo < total else need} (-v shows all)"))
     settings = {name: value for name, value in model.settings.items() if name != "target"}
-    unusual = [f"{name} {plain(value)}" for name, value in settings.items() if value != "default"]
-    facts += [("settings", ", ".join(unusual))] if unusual else []
+    non_default = [f"{name} {plain(value)}" for name, value in settings.items() if value != "default"]
+    facts += [("settings", ", ".join(non_default))] if non_default else []
     facts += [("config", plain(model.config))] if model.config else []
     return [f"{plain(model.name)}{f' → {model.to}' if _affected(report) and model.to else ''}", *table(facts)]
 
@@ -280,13 +280,13 @@ def _findings(report: ReportData) -> _Part:
             rest = f" (and {len(urgent) - 1} more)" if len(urgent) > 1 else ""
             subject = "" if urgent[0].subject == "model" else f"{urgent[0].subject}: "
             words = reasons.remarked(kind, urgent[0].message, rest)
-            if kind == _MOSTLY:
+            if kind == _MOSTLY_FLOAT32:
                 words = words.partition(" · ")[2]  # the head and the table of ops say the rest
             lines += _wrapped(f"  {kind}: {subject}{words}")
     return ["to do", *lines] if lines else []
 
 
-_MOSTLY = "mostly_float32"
+_MOSTLY_FLOAT32 = "mostly_float32"
 
 
 def _wrapped(line: str) -> list[str]:

@@ -32,7 +32,7 @@ _NO_BATCH = "the data contains no batches; give at least one"
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """Batches for one model, for any number of iterations; each batch is checked as it is read.
+    """Batches for one model, iterable any number of times; each batch is checked as it is read.
 
     With feedback, there is one batch per run; every run of a sequence except the first gets the states of the
     previous run.
@@ -171,7 +171,7 @@ class Feed:
             steps: as for `of`.
 
         Raises:
-            FeedError: an input has no known shape or is not a tensor of numbers, or an argument fits no input.
+            FeedError: an input has no known shape or is not a tensor of numbers, or an argument does not fit any input.
         """
         options = Drawing(batches, shapes or {}, int_ranges or {}, seed)
         return cls.drawn(model, options, Feedback.of(feedback, steps, model))
@@ -259,10 +259,10 @@ def _check_names(raw: Raw, ports: tuple[Port, ...], place: str, ignored: Collect
     known = [port.name for port in ports]
     for name in raw:
         if name not in known and name not in ignored:
-            inputs = f"input{'s' * (len(known) > 1)} {', '.join(map(repr, known))}" if known else "no inputs"
+            inputs = f"the input{'s' * (len(known) > 1)} {', '.join(map(repr, known))}" if known else "no inputs"
             unfed = [one for one in known if one not in raw]
-            meant = nearest(str(name), unfed) or (unfed if len(unfed) == 1 else [])
-            rename = f"rename it to {meant[0]!r}, or " if meant else ""
+            suggestion = nearest(str(name), unfed) or (unfed if len(unfed) == 1 else [])
+            rename = f"rename it to {suggestion[0]!r}, or " if suggestion else ""
             raise FeedError(f"{place} has an array {short(str(name))}, but the model has {inputs}; {rename}drop it")
     required = [port.name for port in ports if port.required and not port.container.startswith("optional")]
     missing = [repr(name) for name in required if name not in raw]
@@ -303,7 +303,7 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
         if array.dtype.kind not in "UO":
             raise FeedError(f"{where} is {array.dtype}, but the input takes strings; give an array of str")
         return array.astype(object), ""
-    to, taken = port.dtype.numpy, port.dtype.spelling
+    to, expected = port.dtype.numpy, port.dtype.spelling
     if port.dtype is DType.BFLOAT16 and array.dtype == np.dtype("V2"):  # numpy loads saved bfloat16 arrays as V2
         return array.view(to), ""
     native = array.dtype.newbyteorder("=")
@@ -314,6 +314,6 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
     else:
         castable = native.kind in "iu" and to.kind in "iu" and np.can_cast(native, to, "safe")
     if not castable:
-        raise FeedError(f"{where} is {native}, but the input takes {taken}; cast it with .astype({str(to)!r})")
+        raise FeedError(f"{where} is {native}, but the input takes {expected}; cast it with .astype({str(to)!r})")
     with np.errstate(all="ignore"):  # overflow becomes infinity, which is checked below
-        return array.astype(to), f"{native} cast to {taken}"
+        return array.astype(to), f"{native} cast to {expected}"

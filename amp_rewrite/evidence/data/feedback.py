@@ -120,7 +120,7 @@ _AFTER = re.compile(r"(?:present|next|new|updated)[._](.+)|(.+?)(?:[._](?:out|ne
 
 
 def state_pairs(model: Model) -> Mapping[str, str]:
-    """Pair the outputs with inputs of matching name, type and shape, as the states of a model have.
+    """Pair outputs with inputs of matching name, type and shape, like the states of a recurrent model.
 
     The result is empty if it would contain every input.
     """

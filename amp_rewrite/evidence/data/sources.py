@@ -30,7 +30,7 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.runtime.ports import Port
 
 Raw = Mapping[str, Any]
-"""An unchecked batch by input name."""
+"""An unchecked batch: values by input name."""
 Source = Callable[[], Iterator[object]]
 
 _Reader = Callable[[], Raw]
@@ -57,7 +57,7 @@ def source_of(data: object, inputs: Collection[str]) -> tuple[str, Source, int |
         length = length_hint(data, -1)  # a DataLoader of an iterable data set raises TypeError
         return "the batches given", partial(iter, data), length if length >= 0 else None
     if callable(data):
-        return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_called, data), None
+        return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_call, data), None
     raise FeedError(f"cannot feed {type(data).__qualname__}; give {FORMS}")
 
 
@@ -68,7 +68,7 @@ FORMS = (
 """Accepted forms of data, for error messages."""
 
 
-def _called(data: Callable[[], object]) -> Iterator[object]:
+def _call(data: Callable[[], object]) -> Iterator[object]:
     batches = data()
     if not isinstance(batches, Iterable) or isinstance(batches, Mapping) or is_array(batches):
         raise FeedError(f"the function for batches returned {type(batches).__qualname__}; make it yield batches")
@@ -206,17 +206,17 @@ def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]
     if not arrays or not all(map(is_array, arrays)):
         raise FeedError(f"{where} must be {_MAPPING}, an array, or a tuple of arrays, not {type(batch).__qualname__}")
     needed = [port.name for port in ports if port.required]
-    spare = [port.name for port in ports if not port.required]
+    others = [port.name for port in ports if not port.required]
     fact, inputs = f"{where} is {count(len(arrays), 'array')}", ", ".join(map(repr, needed))
     if len(arrays) < len(needed):
         raise FeedError(
             f"{fact}, but the model has the inputs {inputs}; give a tuple of arrays in this order, or {_MAPPING}"
         )
-    left = len(arrays) - len(needed)
-    if left and spare:
-        raise FeedError(f"{fact}, and input {spare[0]!r} has a default, so their order is ambiguous; give {_MAPPING}")
-    note = f"{count(left, 'array')} after those for {inputs or 'no input'} {NOT_FED}"
-    return dict(zip(needed, arrays, strict=False)), note if left else ""
+    surplus = len(arrays) - len(needed)
+    if surplus and others:
+        raise FeedError(f"{fact}, and input {others[0]!r} has a default, so their order is ambiguous; give {_MAPPING}")
+    note = f"{count(surplus, 'array')} after those for {inputs or 'no input'} {NOT_FED}"
+    return dict(zip(needed, arrays, strict=False)), note if surplus else ""
 
 
 # -- random batches ------------------------------------------------------------------------------------------
@@ -278,8 +278,8 @@ def _drawn_shapes(ports: Sequence[Port], options: Drawing, assumed: dict[str, in
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {declared}")
         if len(sizes) > MAX_AXES or math.prod(max(1, size) for size in sizes) * 8 > options.limit:
-            most = f"at most {MAX_AXES} axes and {options.limit} bytes"
-            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large; use {most}")
+            limits = f"at most {MAX_AXES} axes and {options.limit} bytes"
+            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large; use {limits}")
         shapes[port.name] = sizes
     return shapes
 
@@ -289,7 +289,7 @@ _DEFAULT_SIZES = {
     16: ("sequence", "sequence_length", "seq", "seq_len", "length", "len", "tokens", "time", "frames", "t", "s"),
     64: ("height", "width", "h", "w"),
 }
-"""Default sizes of free dimensions, each with the names of the dimensions."""
+"""Default sizes of free dimensions, each with the dimension names it applies to."""
 
 
 def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int, ...] | None:

@@ -179,8 +179,8 @@ class _Graph:
                 continue
             producer = self._vertex(cast.after)
             edges: dict[int, None] = {}
-            if producer != NO_ROW and self._written(producer, cast.slot) != cast.to:
-                edges = dict.fromkeys(at for at, slot in readers[producer] if cast.to in self._read(at, slot))
+            if producer != NO_ROW and self._written_type(producer, cast.slot) != cast.to:
+                edges = dict.fromkeys(at for at, slot in readers[producer] if cast.to in self._read_types(at, slot))
             yield {
                 "value": plain(cast.scope + cast.value),
                 "from": plain(cast.from_),
@@ -193,13 +193,13 @@ class _Graph:
                 **({"bytes": size} if (size := _bytes_moved(cast)) is not None else {}),
             }
 
-    def _read(self, at: int, slot: int) -> tuple[str, ...]:
+    def _read_types(self, at: int, slot: int) -> tuple[str, ...]:
         if at >= self.first_output:
             return (self.report.outputs[at - self.first_output].dtype,)
         row = self.report.rows[at]
         return row.inputs[slot : slot + 1] or row.outputs
 
-    def _written(self, producer: int, slot: int) -> str:
+    def _written_type(self, producer: int, slot: int) -> str:
         if producer >= self.first_input:
             return self.report.inputs[producer - self.first_input].dtype
         outputs = self.report.rows[producer].outputs

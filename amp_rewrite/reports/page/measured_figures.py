@@ -85,13 +85,13 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A labeled bar from one number to another, with a text beside it and a tooltip."""
+    """A labeled bar from one number to another, with a value text beside it and a tooltip."""
 
     label: str
     low: float
     high: float
     kind: str
-    beside: str = ""
+    value_text: str = ""
     tooltip: str = ""
 
 
@@ -114,7 +114,7 @@ def bars(axis: Axis, shown: Sequence[Bar], bands: Sequence[Band], *, name: str) 
         label = element("span", cut(plain(bar.label), _MAX_NAME), title=cut(plain(bar.label), _MAX_TIP), class_="label")
         mark = _span(axis, bar.low, bar.high, f"span {bar.kind}", bar.tooltip, y="20%", height="60%")
         marks = element("svg", *ticks, *background, mark, width="100%", height=20, aria_hidden="true")
-        drawn.append(element("div", label, marks, element("span", bar.beside, class_="number"), class_="row"))
+        drawn.append(element("div", label, marks, element("span", bar.value_text, class_="number"), class_="row"))
     foot = element("div", element("span", class_="label"), _scale(axis), element("span", class_="number"), class_="row")
     box = element("div", *drawn, foot, class_="rows", role="group", aria_label=cut(plain(name), _MAX_TIP))
     return element("figure", element("ul", *map(_legend_item, bands), class_="legend"), box, class_="chart")
@@ -222,7 +222,7 @@ _HEAD = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "f
 def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     """Return the ranges of values as a figure: a table, and a chart if there are several values."""
     seen = {name: fit for name, fit in values.items() if fit.absmax or fit.nonfinite}
-    tight = dict(sorted(seen.items(), key=lambda item: (_is_mask(item[1]), not item[1].nonfinite, -item[1].absmax)))
+    by_margin = dict(sorted(seen.items(), key=lambda item: (_is_mask(item[1]), not item[1].nonfinite, -item[1].absmax)))
     bands = [
         Band(to.tiny, to.max, "low", f"normal in {to.spelling}"),
         Band(to.smallest_subnormal, to.tiny, "cast", "subnormal: fewer digits"),
@@ -230,7 +230,7 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     ]
     spans = [
         Bar(name, fit.absmin, fit.absmax, _kind(fit), _margin(fit, to), _ends(fit))
-        for name, fit in islice(tight.items(), _MAX_DRAWN)
+        for name, fit in islice(by_margin.items(), _MAX_DRAWN)
     ]
     sizes = [number for bar in spans for number in (bar.low, bar.high) if number]
     limit = _MAX_END if to is DType.FLOAT16 else math.inf  # values far beyond float16 must not squeeze the others
@@ -238,9 +238,9 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     axis = Axis.of("magnitude", [*(min(max(size, _MIN_END), limit) for size in sizes), *float16])
     chart = bars(axis, spans, bands, name=f"Values with the least headroom in {to.spelling}")
     note = "Only the tightest values are shown; the ranges file has all of them." if len(seen) > _MAX_LISTED else ""
-    cells = (_cells(name, fit, to) for name, fit in islice(tight.items(), _MAX_LISTED))
+    cells = (_cells(name, fit, to) for name, fit in islice(by_margin.items(), _MAX_LISTED))
     drawing = element("div", *([chart] if len(seen) > 1 else []), numbers_table(_HEAD, cells, right=7, note=note))
-    return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing)
+    return Figure("ranges", "Ranges", _range_lead(by_margin, to, data, len(values) - len(seen)), drawing)
 
 
 def _is_mask(fit: Fit) -> bool:
@@ -276,12 +276,12 @@ def _cells(name: str, fit: Fit, to: DType) -> tuple[str, ...]:
     return (name, *sizes, *(_percent(part, fit.count) for part in parts))
 
 
-def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, omitted: int) -> str:
-    if not tight:
+def _range_lead(by_margin: Mapping[str, Fit], to: DType, data: str, omitted: int) -> str:
+    if not by_margin:
         return f"No value other than zero was seen ({short(data)})."
-    beyond = sum(_kind(fit) == "high" for fit in tight.values())
-    name, first = next(iter(tight.items()))
-    facts = [f"Magnitudes of {count(len(tight), 'value')} on {short(data)}, against the range of {to.spelling}."]
+    beyond = sum(_kind(fit) == "high" for fit in by_margin.values())
+    name, first = next(iter(by_margin.items()))
+    facts = [f"Magnitudes of {count(len(by_margin), 'value')} on {short(data)}, against the range of {to.spelling}."]
     facts += [f"{count(beyond, 'value does', 'values do')} not fit."] if beyond else []
     facts.append(f"The tightest is {short(name)}: {_ends(first)}, {_margin(first, to)}.")
     facts += [f"{count(omitted, 'value is zero or was', 'values are zero or were')} not seen."] if omitted else []

@@ -167,7 +167,7 @@ MISTAKES = {
     "locate neg.onnx net.onnx --data three.npz": (
         "no values of the two models match: their ops have neither names nor structure in common"
     ),
-    "net.onnx --data named.npz": "batch 0 has an array 'X1', but the model has input 'x'; drop it",
+    "net.onnx --data named.npz": "batch 0 has an array 'X1', but the model has the input 'x'; drop it",
     "-": DASH,
     "report -": DASH,
     "convert ''": "the file name is empty; name a file; see HELP",

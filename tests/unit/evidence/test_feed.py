@@ -180,10 +180,10 @@ def test_unsupported_data_is_refused(data: object, message: str) -> None:
     ("batch", "message"),
     [
         ({}, "batch 0 is missing inputs 'x', 'i'; every batch needs 'x', 'i'"),
-        ({"X": X}, "batch 0 has an array 'X', but the model has inputs 'x', 'i'; rename it to 'x', or drop it"),
+        ({"X": X}, "batch 0 has an array 'X', but the model has the inputs 'x', 'i'; rename it to 'x', or drop it"),
         (
             {"x": X, "mask": X},
-            "batch 0 has an array 'mask', but the model has inputs 'x', 'i'; rename it to 'i', or drop it",
+            "batch 0 has an array 'mask', but the model has the inputs 'x', 'i'; rename it to 'i', or drop it",
         ),
         ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3], but the input takes [n, 3]"),
         (
@@ -370,9 +370,9 @@ ONE = parsed("float[] x")
         ({"x.npy": stored(X)[:-5]}, "cannot read {path}: "),
         ({"x.npy": stored(np.array([{}], object))}, "cannot read {path}: Object arrays cannot be loaded when"),
         ({"x": b"text"}, "{path}: 'x' is not an array; write arrays with numpy.savez"),
-        ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model has input 'x'"),
-        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model has input 'x'"),
-        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model has input 'x'; "),
+        ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model has the input 'x'"),
+        ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model has the input 'x'"),
+        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model has the input 'x'; "),
         ({}, "d.npz: the data contains no batches; give at least one"),
     ],
 )

@@ -144,7 +144,7 @@ MISTAKES = {
     "network().fit(X, [str(y) for y in Y])": "input 'y_true' of batch 0 is <U1, but the input takes int64; cast it",
     "network().fit(X.astype(int), Y)": "is int64, but the input takes float32; cast it with .astype('float32')",
     "network().fit(X[0], Y[0])": "input 'x' of batch 0 has the shape [3], but the input takes [N, 3]",
-    "network().fit({'x': X}, {'label': Y})": "has an array 'label', but the model has inputs 'x', 'y_true'",
+    "network().fit({'x': X}, {'label': Y})": "has an array 'label', but the model has the inputs 'x', 'y_true'",
     "network().fit('data.csv')": "there is no such file; name a .npz file",
     "network().fit(X, Y, batch_size='32')": "batch_size must be a whole number ≥ 1, not '32'",
     "network().fit(X, Y, nb_epoch=3)": "Network.fit does not take 'nb_epoch'; use epochs",
@@ -307,7 +307,7 @@ MISTAKES = {
     "A.convert(MODEL, to=A.Policy('float16'))": "keep results in float32; use mixed_float16, and io='low' for low in",
     # batches and targets
     "trainer().fit([{'x': X[:0], 'label': Y[:0]}])": "batch 0 has no elements: x [0, 3], label [0]; give at least one",
-    "trainer().fit([{'x': X, 'label': Y, 'xx': X}])": "has an array 'xx', but the model has inputs 'x', 'label'",
+    "trainer().fit([{'x': X, 'label': Y, 'xx': X}])": "has an array 'xx', but the model has the inputs 'x', 'label'",
     "trainer().fit([{'x': X, 'label': Y - 1}])": "batch 0 has class -1, but the model has classes 0 to 1; correct",
     "network('kl_divergence').fit(X, X[:, :2] - 9)": "but class probabilities must be at least 0; correct",
     "network('binary_crossentropy').fit(X, X[:, :2] - 9)": "but binary targets must be from 0 (no) to 1 (yes); correct",
