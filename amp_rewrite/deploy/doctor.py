@@ -40,7 +40,7 @@ from amp_rewrite.runtime.gpu import DRIVER, MIN_CAPABILITY, Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, find_fault, install, packages, reinstall, uninstall
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels
 from amp_rewrite.runtime.probes import Answer, query_hardware, query_onnxruntime
-from amp_rewrite.runtime.providers import CUDA_ONLY, OWN_DOMAIN, cuda_options, own_operators
+from amp_rewrite.runtime.providers import CONTRIB_DOMAIN, CUDA_ONLY, cuda_options, own_operators
 from amp_rewrite.settings.choices import LowType, Target, low_type
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
@@ -147,7 +147,7 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     major = str(answer.get("cuda") or "").partition(".")[0]
     built = int(major) if major.isdecimal() else None
     if not machine.gpus:
-        yield Check("GPU", FINDING, str(machine.unavailable_reason), f"on a CPU {low.spelling} is slower, not faster")
+        yield Check("GPU", FINDING, str(machine.unavailable_reason), f"on a CPU, {low.spelling} is slower, not faster")
     for gpu in machine.gpus:
         memory = f", {size(gpu.memory)}" if gpu.memory else ""
         state = OK if gpu.capability >= MIN_CAPABILITY[low] else FINDING
@@ -241,7 +241,7 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
             yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
     yield from _ops_on_cpu(view, installed_kernels())
     if cuda_only := [name for name in own_operators(view) if name in CUDA_ONLY]:
-        fact = f"only {CUDA} has kernels for {', '.join(cuda_only)} of {OWN_DOMAIN}"
+        fact = f"only {CUDA} has kernels for {', '.join(cuda_only)} of {CONTRIB_DOMAIN}"
         remedy = "for a file that also runs elsewhere, convert the source with --fuse contrib"
         yield Check("operators", ADVICE, fact, remedy)
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):

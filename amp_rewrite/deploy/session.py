@@ -36,9 +36,9 @@ from amp_rewrite.runtime.runner import (
     MAX_THREADS,
     TENSORRT,
     CudaGraphs,
-    Given,
     Runner,
     SessionOptions,
+    Value,
     cuda_opens,
     unloaded_library,
 )
@@ -184,12 +184,14 @@ class Session:
         return None if self._report_json is None else Report.from_json(self._report_json.encode(), self._name)
 
     @overload
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Given]) -> list[Given]: ...
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Value]) -> list[Value]: ...
     @overload
-    def run(self, output_names: Mapping[str, Given]) -> dict[str, Given]: ...
+    def run(self, output_names: Mapping[str, Value]) -> dict[str, Value]: ...
     def run(
-        self, output_names: Sequence[str] | Mapping[str, Given] | None, input_feed: Mapping[str, Given] | None = None
-    ) -> list[Given] | dict[str, Given]:
+        self,
+        output_names: Sequence[str] | Mapping[str, Value] | None,
+        input_feed: Mapping[str, Value] | None = None,
+    ) -> list[Value] | dict[str, Value]:
         """Run the model; return a list for `run(None, feeds)`, as in onnxruntime, and a dict by name for `run(feeds)`.
 
         Values are arrays, with bfloat16 from ml_dtypes.
@@ -237,7 +239,7 @@ def _obstacle(first: str, to: DType, device: int) -> str:
     """Return why a low type is not faster on the first provider; "" if it is, or if this is unknown."""
     reason = ""
     if first == CPU:
-        reason = f"on a CPU {to.spelling} is slower, not faster"
+        reason = f"on a CPU, {to.spelling} is slower, not faster"
     elif first in _ON_GPU:
         reason = why_not_fast(hardware(), to, device) or ("" if cuda_opens() else _failure_to_open(first))
     return f"{reason}; to convert it anyway, pass ignore_performance=True" if reason else ""

@@ -13,7 +13,7 @@ import numpy as np
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference
-from amp_rewrite.runtime.runner import Given
+from amp_rewrite.runtime.runner import Value
 from amp_rewrite.settings.option import CriterionKeywords, Kind, check_keyword
 from amp_rewrite.settings.request import CRITERION, STARTS
 
@@ -226,7 +226,7 @@ def _text(value: Any) -> str:
 
 
 def differences(
-    a: Given, b: Given, by: Criterion, *, equal_nan: bool = False, part: str = ""
+    a: Value, b: Value, by: Criterion, *, equal_nan: bool = False, part: str = ""
 ) -> Iterator[tuple[str, Difference]]:
     """Yield the name and the difference of each part of an output.
 
@@ -269,7 +269,7 @@ def _by_key(a: Maps, b: Maps, by: Criterion, equal_nan: bool) -> Difference:
     return replace(difference, where=places[int(np.ravel_multi_index([int(i) for i in difference.where], x.shape))])
 
 
-def _container(value: Given) -> str:
+def _container(value: Value) -> str:
     if isinstance(value, list):
         return f"a sequence of {len(value)}"
     return "nothing" if value is None else "a map" if isinstance(value, dict) else "a tensor"

@@ -31,7 +31,7 @@ from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import CPU, Given, Runner
+from amp_rewrite.runtime.runner import CPU, Runner, Value
 from amp_rewrite.settings.choices import Target, target_of
 from amp_rewrite.settings.option import CriterionKeywords, Data, checked, takes
 from amp_rewrite.settings.request import CRITERION
@@ -123,8 +123,8 @@ def verdict_of(
     rows: list[OutputRow] = []
     back = feed.feedback
     read = outputs if back is None else tuple(dict.fromkeys((*outputs, *(out for out, _ in back.pairs))))
-    expected: Mapping[str, Given] = {}
-    results: Mapping[str, Given] = {}
+    expected: Mapping[str, Value] = {}
+    results: Mapping[str, Value] = {}
     for number, batch in enumerate(() if refusals else feed):
         first, second = (batch if back is None else back.inputs(number, batch, found) for found in (expected, results))
         expected, results = reference.run(number, first, read), candidate.run(number, second, read)
@@ -156,7 +156,7 @@ class Side:
     model: Model
     runner: Runner
     notes: tuple[str, ...]
-    cache: dict[int, Mapping[str, Given]] | None = None
+    cache: dict[int, Mapping[str, Value]] | None = None
 
     @classmethod
     def of(cls, source: object, name: str, device: Device, *, cached: bool = False, valid: bool = False) -> Side:
@@ -178,7 +178,7 @@ class Side:
         description = f"{low or 'float32'}{how} on {runner.provider}"
         return cls(ModelRun(name, description), model, runner, tuple(notes), {} if cached else None)
 
-    def run(self, number: int, batch: Batch, outputs: Sequence[str]) -> Mapping[str, Given]:
+    def run(self, number: int, batch: Batch, outputs: Sequence[str]) -> Mapping[str, Value]:
         """Return the outputs of a run, with the batch cast to the model's input types; all outputs if cached."""
         if self.cache is not None and number in self.cache:
             return self.cache[number]
@@ -224,8 +224,8 @@ def _quoted(names: Iterable[str]) -> str:
 
 def rows_of(
     place: tuple[int, int | None],
-    expected: Mapping[str, Given],
-    results: Mapping[str, Given],
+    expected: Mapping[str, Value],
+    results: Mapping[str, Value],
     outputs: Iterable[str],
     comparison: Comparison,
 ) -> Iterator[OutputRow]:

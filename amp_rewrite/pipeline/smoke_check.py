@@ -27,7 +27,7 @@ from amp_rewrite.pipeline.repair import Search, reference_of, with_tf32
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import NO_KERNEL, require
-from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
+from amp_rewrite.runtime.runner import CPU, Runner, SessionOptions, Value
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import exactly
@@ -128,7 +128,7 @@ class _Reference:
 
     model: Model
     feed: Feed
-    outputs: tuple[Mapping[str, Given], ...]
+    outputs: tuple[Mapping[str, Value], ...]
 
     @classmethod
     def of(cls, draft: Draft, batch: Feed | Mapping[str, Any]) -> _Reference:
@@ -184,14 +184,14 @@ class _Reference:
         )
         return replace(converted, evidence=evidence)
 
-    def _compared(self, candidate: Iterator[Mapping[str, Given]]) -> list[OutputRow]:
+    def _compared(self, candidate: Iterator[Mapping[str, Value]]) -> list[OutputRow]:
         comparison, rows = Comparison(_CRITERION, equal_nan=True), list[OutputRow]()
         for number, (expected, results) in enumerate(zip(self.outputs, candidate, strict=True)):
             rows += rows_of((number, None), expected, results, expected, comparison)
         return rows
 
 
-def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Given]]:
+def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Value]]:
     runner = Runner.open(model, replace(_LIGHT, planned=len(model.proto.graph.node) <= _MAX_PLANNED_NODES))
     return (runner.run({name: _widened(value) for name, value in batch.items()}) for batch in batches)
 
@@ -201,7 +201,7 @@ def _widened(value: Any) -> Any:
     return value.astype(np.float32) if low else value
 
 
-def _is_floating(value: Given) -> bool:
+def _is_floating(value: Value) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 

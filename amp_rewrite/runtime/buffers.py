@@ -148,7 +148,7 @@ class Binding:
 
 
 def output_value(port: Port, tensor: object, device: str) -> Any:
-    """Return the tensor to write an output to as an OrtValue; ModelError if its device or type is wrong."""
+    """Return a tensor for an output as an OrtValue; ModelError if its device or type is wrong."""
     value = as_value(tensor)
     where = value.device_name().lower()
     if where != device:
@@ -200,7 +200,7 @@ class DoubleBuffer:
             _fill(self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
-        """Return a tensor as an array; on the CPU it is not a copy, and valid until a run writes to this side."""
+        """Return a tensor as an array; on the CPU, a view that is valid until a run writes to this side."""
         return to_array(self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:

@@ -21,7 +21,7 @@ from amp_rewrite.ir.dataflow import first_input_of, upstream
 from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, HEAVY, LAYERS, QUANTIZES
 from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.runtime.kernels import release_number, stored
+from amp_rewrite.runtime.kernels import load_table, release_number
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -274,7 +274,7 @@ def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
     return RuntimeFault(name=name, find=_PATTERNS[name], **{**row, **ends})
 
 
-FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].items())
+FAULTS = tuple(_read(name, row) for name, row in load_table("faults")["faults"].items())
 """All known faults."""
 
 

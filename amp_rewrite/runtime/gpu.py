@@ -1,6 +1,6 @@
 """The GPUs of this machine, their driver, and the main memory.
 
-The driver is called through `ctypes`, with a replaceable loader, so tests need no GPU."""
+The driver is called through `ctypes`, with a replaceable loader, so tests do not need a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 Loader = Callable[[str], Any]
 """A function that loads a shared library by name or path, like `ctypes.CDLL`; OSError if it is missing."""
 
-# The first CUDA compute capability with tensor cores for each type: Volta, and Ampere for bfloat16.
+# The lowest CUDA compute capability with tensor cores for each type: Volta, and Ampere for bfloat16.
 # CUDA C++ Programming Guide, "Compute Capabilities", tensor core input types.
 MIN_CAPABILITY: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOAT16: (8, 0)}
 
@@ -26,7 +26,7 @@ _MAJOR, _MINOR = 75, 76
 _NAME_BYTES = 96  # longer than any name
 # Messages for the CUresult codes of the CUDA driver API that have a remedy.
 _MESSAGES = {
-    100: "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the container a GPU",
+    100: "the NVIDIA driver does not find a GPU; check CUDA_VISIBLE_DEVICES and the devices of the container",
     802: "the GPUs are not yet initialized; start nvidia-fabricmanager",
     803: "the NVIDIA driver's library and its kernel module have different versions; restart the machine",
     804: "the NVIDIA driver is too old for the installed CUDA compatibility package; update the driver",
@@ -91,7 +91,7 @@ def _query(function: Any, *arguments: Any) -> int:
 def why_not_fast(machine: Hardware, to: DType, device: int = 0) -> str | None:
     """Return the reason for a low type not to be fast on a GPU; None if it is."""
     if not machine.gpus:
-        return f"{machine.unavailable_reason}; on a CPU {to.spelling} is slower, not faster"
+        return f"{machine.unavailable_reason}; on a CPU, {to.spelling} is slower, not faster"
     if device >= len(machine.gpus):
         return f"there is no GPU {device}; the last GPU of this machine is number {len(machine.gpus) - 1}"
     gpu, (major, minor) = machine.gpus[device], MIN_CAPABILITY[to]

@@ -105,10 +105,10 @@ class Kernels:
 def load_kernels(release: str = "") -> Kernels:
     """Load the kernel table of the CUDA provider for one of `releases()`, by default the newest."""
     release = release or releases()[-1]
-    table = stored("cuda_kernels")
+    table = load_table("cuda_kernels")
     # The table is for the newest release; older ones are stored as changes, each from the next newer release.
     if release != table["runtime"].rpartition(" ")[2]:
-        history = stored("cuda_history")
+        history = load_table("cuda_history")
         table = {**table, "sets": history["sets"]}
         for older, change in history["releases"].items():
             table = patch(table, change)
@@ -120,13 +120,13 @@ def load_kernels(release: str = "") -> Kernels:
 @functools.cache
 def load_webgpu_kernels() -> Kernels:
     """Load the kernel table of the WebGPU provider, measured by `python -m suites.webgpu table`."""
-    return kernels_of(stored("webgpu_kernels"), "webgpu")
+    return kernels_of(load_table("webgpu_kernels"), "webgpu")
 
 
 def releases() -> tuple[str, ...]:
     """Return the releases of onnxruntime-gpu with a table, oldest first."""
-    newest = stored("cuda_kernels")["runtime"].rpartition(" ")[2]
-    return tuple(sorted((newest, *stored("cuda_history")["releases"]), key=release_number))
+    newest = load_table("cuda_kernels")["runtime"].rpartition(" ")[2]
+    return tuple(sorted((newest, *load_table("cuda_history")["releases"]), key=release_number))
 
 
 def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
@@ -145,7 +145,7 @@ def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
 
 
 @functools.cache
-def stored(name: str) -> Mapping[str, Any]:
+def load_table(name: str) -> Mapping[str, Any]:
     """Load a data file of this package: kernels, limits or faults of runtimes."""
     table: Mapping[str, Any] = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
     return table
@@ -237,5 +237,5 @@ def _read(row: Mapping[str, Any]) -> Limits:
     )
 
 
-LIMITS: Mapping[str, Limits] = {name: _read(row) for name, row in stored("limits")["limits"].items()}
+LIMITS: Mapping[str, Limits] = {name: _read(row) for name, row in load_table("limits")["limits"].items()}
 """The limits by the name of the target."""

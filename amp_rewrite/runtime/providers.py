@@ -31,15 +31,15 @@ from amp_rewrite.runtime.faults import (
 )
 from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels, release_number, releases
 
-OWN_DOMAIN = "com.microsoft"
+CONTRIB_DOMAIN = "com.microsoft"
 CUDA_ONLY = frozenset({"BiasSplitGelu", "GroupNorm", "SkipGroupNorm"})
 """Operators of this domain that fusions create and that do not have a CPU kernel."""
 
 
 def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DType]) -> str | None:
     """Return why a node cannot run correctly in one of the types; None if it can run in all."""
-    own = node.domain == OWN_DOMAIN
-    if own:
+    is_contrib = node.domain == CONTRIB_DOMAIN
+    if is_contrib:
         attributes = [a.name for a in node.attribute]
         unknown = kernels.contrib_refusal(node.op_type, len(node.input), len(node.output), attributes)
         if unknown is not None:
@@ -53,7 +53,7 @@ def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DTyp
         if missing is not None:
             return missing
     target = RuntimeTarget(ONNXRUNTIME, _release(kernels))
-    wrong = (fault for fault in FAULTS if own and node.op_type in fault.operators and fault.affects(target))
+    wrong = (fault for fault in FAULTS if is_contrib and node.op_type in fault.operators and fault.affects(target))
     return next((f"{kernels.runtime} {fault.harm}" for fault in wrong), None)
 
 
@@ -74,27 +74,27 @@ def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:
 
     None for a model without such operators. O(nodes), and O(kinds of nodes) for each release.
     """
-    nodes = {_form(op.node): op.node for op in view.ops if op.domain == OWN_DOMAIN}
+    nodes = {_form(op.node): op.node for op in view.ops if op.domain == CONTRIB_DOMAIN}
     if not nodes:
         return None
-    both, own = (DType.FLOAT, to), _release(kernels)
-    right = [
+    both, newest = (DType.FLOAT, to), _release(kernels)
+    correct = [
         (node, both if refusal(kernels, node, 1, both) is None else both[1:])
         for node in nodes.values()
         if refusal(kernels, node, 1, both[1:]) is None
     ]
-    oldest = own
-    for release in reversed([name for name in releases() if release_number(name) < release_number(own)]):
+    oldest = newest
+    for release in reversed([name for name in releases() if release_number(name) < release_number(newest)]):
         older = load_kernels(release)
-        opens = (older.opset or 0) >= view.opset and (older.ir or 0) >= view.model.proto.ir_version
-        if not opens or any(refusal(older, node, 1, types) is not None for node, types in right):
+        loads = (older.opset or 0) >= view.opset and (older.ir or 0) >= view.model.proto.ir_version
+        if not loads or any(refusal(older, node, 1, types) is not None for node, types in correct):
             break
         oldest = release
     return oldest
 
 
 def own_operators(view: View) -> list[str]:
-    return sorted({op.op_type for op in view.ops if op.domain == OWN_DOMAIN})
+    return sorted({op.op_type for op in view.ops if op.domain == CONTRIB_DOMAIN})
 
 
 def release_refusal(needed: str, operators: Collection[str], release: str, provider: str) -> str | None:
@@ -111,8 +111,8 @@ def release_refusal(needed: str, operators: Collection[str], release: str, provi
     if unsupported:
         way = "with --fuse contrib" if provider == CPU else "for that provider with --target"
         return (
-            f"{provider} has no known kernel for {', '.join(unsupported)} of {OWN_DOMAIN}; use {CUDA}, or convert the"
-            f" source {way}"
+            f"{provider} has no known kernel for {', '.join(unsupported)} of {CONTRIB_DOMAIN}; use {CUDA}, or convert"
+            f" the source {way}"
         )
     return None
 
@@ -120,7 +120,7 @@ def release_refusal(needed: str, operators: Collection[str], release: str, provi
 def _serves(provider: str, operator: str) -> bool:
     if provider == CPU:
         return operator not in CUDA_ONLY
-    return provider == CUDA or (provider == WEBGPU and load_webgpu_kernels().has(OWN_DOMAIN, operator, 1))
+    return provider == CUDA or (provider == WEBGPU and load_webgpu_kernels().has(CONTRIB_DOMAIN, operator, 1))
 
 
 def _release(kernels: Kernels) -> str:

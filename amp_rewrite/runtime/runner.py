@@ -34,8 +34,8 @@ from amp_rewrite.runtime.providers import CHANNELS_LAST, cuda_options
 if TYPE_CHECKING:
     import onnxruntime
 
-Given = Array | list[Any] | dict[Any, Any] | None
-"""A value of an input or output: an array, a list for a sequence, a dict for a map, None for an empty optional."""
+Value = Array | list[Any] | dict[Any, Any] | None
+"""A value of an input or output: an array, a list for a sequence, a dict for a map, or None for an empty optional."""
 
 TENSORRT = "TensorrtExecutionProvider"
 
@@ -155,7 +155,7 @@ class Runner:
         """Return run options to bypass the session's CUDA graphs; None if it does not capture any."""
         return _graph_number(-1) if self.provider_options.get("enable_cuda_graph") == "1" else None
 
-    def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
+    def run(self, batch: Mapping[str, Value], outputs: Sequence[str] | None = None) -> dict[str, Value]:
         """Run the model, and return the results by name: `outputs`, or all in the model's order.
 
         `batch` is not changed. Tensors are arrays, sequences are lists, maps are dictionaries, and empty optionals are
@@ -219,7 +219,7 @@ class Runner:
         options = _graph_number(next(_NUMBERS)) if fixed else None
         return Binding(tuple(chosen), values, given, self.inner, bound, options)
 
-    def on_device(self, array: Given, device: int = 0) -> Any:
+    def on_device(self, array: Value, device: int = 0) -> Any:
         """Return a copy of an array on the model's device, as an OrtValue."""
         return from_array(array, *self._place(device))
 
@@ -253,13 +253,13 @@ class Runner:
             read = [name for name in first if name in inputs]
             shielded = {name: buffers.copy_to(first[name], *state.place) for name in read if name in self._written_to}
             bound = self.inner.io_binding(), self.inner.io_binding()
-            for here, now, after in zip(bound, (first, second), (second, first), strict=True):
+            for binding, current, following in zip(bound, (first, second), (second, first), strict=True):
                 for name in read:
-                    here.bind_ortvalue_input(name, shielded.get(name, now[name]))
+                    binding.bind_ortvalue_input(name, shielded.get(name, current[name]))
                 for name in returned:  # first, so that they are the first results
-                    here.bind_output(name)
+                    binding.bind_output(name)
                 for name, output in successors.items():
-                    here.bind_ortvalue_output(output, after[name])
+                    binding.bind_ortvalue_output(output, following[name])
         fed = inputs - first.keys()
         return BufferedRunner(state, fed, tuple(returned), self.provider, self.inner, bound, {}, shielded)
 
@@ -280,7 +280,7 @@ class CudaGraphs:
     bindings: dict[tuple[object, ...], Binding | None] = field(default_factory=dict)
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
+    def run(self, feeds: Mapping[str, Value], outputs: Sequence[str] | None = None) -> dict[str, Value]:
         given = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
         if len(given) < len(feeds):
             return self.runner.run(feeds, outputs)
@@ -296,7 +296,7 @@ class CudaGraphs:
                 self.bindings[key] = self._record(given, results)
             return results
 
-    def _record(self, feeds: Mapping[str, Array], results: Mapping[str, Given]) -> Binding | None:
+    def _record(self, feeds: Mapping[str, Array], results: Mapping[str, Value]) -> Binding | None:
         if not all(isinstance(value, np.ndarray) for value in results.values()):
             return None
         try:

@@ -173,7 +173,7 @@ class Request:
         " default the model's own if it is at least 13, else the lowest one above 12 with the most kernels for the"
         " target; see [the opset](../concepts/fusion.md#the-opset)",
         metavar="auto|keep|N",
-        help="Opset of the result.  [default: 13 and up]",
+        help="Opset of the result.  [default: at least 13]",
         parse=parse_opset,
         recorded=UNUSUAL,
     )

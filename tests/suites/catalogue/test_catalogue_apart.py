@@ -272,7 +272,7 @@ def test_the_command_line_warns_that_half_precision_is_for_gpus() -> None:
 
 
 def test_a_session_on_a_cpu_runs_the_float32_model_and_says_why() -> None:
-    with pytest.warns(UserWarning, match="on a CPU float16 is slower, not faster"):
+    with pytest.warns(UserWarning, match="on a CPU, float16 is slower, not faster"):
         session = amp_rewrite.Session(
             FUSED.model(), policy="mixed_float16", providers=["CPUExecutionProvider"], cache=None
         )

@@ -76,7 +76,7 @@ def test_a_machine_with_every_fault() -> None:
     tool = install("onnxruntime-gpu[cuda,cudnn]==1.31.1")
     assert checked(NONE, facts=CLOSED).text() == (
         "FINDING  GPU          no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded\n"
-        "         on a CPU float16 is slower, not faster\n"
+        "         on a CPU, float16 is slower, not faster\n"
         "unknown  driver       CUDA version unknown\n"
         "ok       onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
         "FINDING  libraries    libcublasLt.so.13: cannot open shared object file\n"

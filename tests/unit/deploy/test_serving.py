@@ -86,8 +86,8 @@ def test_a_model_runs_unchanged_without_a_policy_and_converted_with_one() -> Non
 @pytest.mark.parametrize(
     ("found", "options", "why"),
     [
-        (NO_GPU, {}, f"{NO_GPU.unavailable_reason}; on a CPU float16 is slower, not faster{ANYWAY}"),
-        (NO_GPU, {"providers": [CPU]}, f"on a CPU float16 is slower, not faster{ANYWAY}"),
+        (NO_GPU, {}, f"{NO_GPU.unavailable_reason}; on a CPU, float16 is slower, not faster{ANYWAY}"),
+        (NO_GPU, {"providers": [CPU]}, f"on a CPU, float16 is slower, not faster{ANYWAY}"),
         (
             T4,
             {"policy": "mixed_bfloat16"},

@@ -124,7 +124,7 @@ def test_gpus_and_their_fast_types_come_from_the_driver() -> None:
         assert found == [False] * slow + [True] * (5 - slow)
 
 
-UNSEEN = "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, or give the container a GPU"
+UNSEEN = "the NVIDIA driver does not find a GPU; check CUDA_VISIBLE_DEVICES and the devices of the container"
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_a_refusal_names_the_gpu_that_would_be_used() -> None:
     assert why_not_fast(machine, DType.FLOAT16, 0) is None
     assert why_not_fast(machine, DType.FLOAT16, 2) == "there is no GPU 2; the last GPU of this machine is number 1"
     assert why_not_fast(Hardware(unavailable_reason="nobody here"), DType.BFLOAT16) == (
-        "nobody here; on a CPU bfloat16 is slower, not faster"
+        "nobody here; on a CPU, bfloat16 is slower, not faster"
     )

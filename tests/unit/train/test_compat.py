@@ -351,7 +351,7 @@ def test_a_gpu_without_fast_low_types_is_named_once_per_process(monkeypatch: pyt
     set_policy("mixed_float16")
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     monkeypatch.setattr(policies, "query_hardware", lambda: Hardware(unavailable_reason="no GPU"))
-    with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as warned, policy_scope("mixed_float16"):
+    with pytest.warns(UserWarning, match="^no GPU; on a CPU, float16") as warned, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in warned] == [__file__]
 
