@@ -104,8 +104,8 @@ class LazyPass:
     when: Callable[[View, Context], object] = lambda view, context: True
 
     def __call__(self, view: View, context: Context) -> Iterable[Outcome]:
-        absent = any(not any(kind in kinds for kind in view.by_kind) for kinds in self.kinds)
-        return () if absent or not self.when(view, context) else self.resolve()(view, context)
+        missing = any(not any(kind in kinds for kind in view.by_kind) for kinds in self.kinds)
+        return () if missing or not self.when(view, context) else self.resolve()(view, context)
 
     def resolve(self) -> Pass:
         """Import the pass."""

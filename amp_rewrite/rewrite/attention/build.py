@@ -241,10 +241,10 @@ def _trials(
         stored = {replacement.visible: visible} if replacement.visible is not None else {}
         after = {**constants, **feed, **masks, **stored}
         magnitude = np.abs(v).max() * max(1.0, np.abs(q @ keys).max() * match.scale)
-        yield Trial({**_operands_of(attention, q, keys, values), **masks}, after, float(magnitude))
+        yield Trial({**_operand_feed(attention, q, keys, values), **masks}, after, float(magnitude))
 
 
-def _operands_of(attention: FusibleAttention, *operands: Array) -> dict[str, Array]:
+def _operand_feed(attention: FusibleAttention, *operands: Array) -> dict[str, Array]:
     values = attention.match.queries, attention.match.keys, attention.match.values
     return {attention.view.value_name(value): array for value, array in zip(values, operands, strict=True)}
 
@@ -256,7 +256,7 @@ def random_operands(
     length = KEYS if attention.causal else QUERIES
     shapes = (length, _WIDTH), (_WIDTH, KEYS), (KEYS, _VALUES)
     masks, _ = _masks(attention, rng, (_BATCH, _HEADS, length, KEYS))
-    feed = _operands_of(attention, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
+    feed = _operand_feed(attention, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
     return {**feed, **masks}, (1, _HEADS, _WIDTH, 1), (1, _HEADS, 1, _VALUES)
 
 

@@ -135,7 +135,7 @@ def _with_mask(attention: FusibleAttention, context: Context, queries: Dims) -> 
         is_mask = mask is not None and mask.graded and bias == mask.value
         if not is_mask and (reason := _possible_infinity(view, bias, context.to)):
             return reason
-    shapes = {value: _shape_of(attention, value) for value in (*([mask.value] if mask else []), *biases)}
+    shapes = {value: _summand_shape(attention, value) for value in (*([mask.value] if mask else []), *biases)}
     for shape in shapes.values():
         if not 1 <= len(shape) <= RANK:
             return "the rank of its mask is not known"
@@ -166,7 +166,7 @@ def _every_row_contains(view: View, value: ValueId, element: bool, depth: int = 
     return any(_every_row_contains(view, operand, element, depth - 1) for operand in op.operands)
 
 
-def _shape_of(attention: FusibleAttention, value: ValueId) -> Dims:
+def _summand_shape(attention: FusibleAttention, value: ValueId) -> Dims:
     array = numbers(attention.view, value)
     return array.shape if array is not None else dims_of(attention.view, value)
 

@@ -155,14 +155,14 @@ class _RotationWriter(NewNodes):
         first = self.constant("first_position", np.zeros(1, np.int64))
         tables = [self._table(value) for value in (self.rotation.cos, self.rotation.sin)]
         rotated = result if self.packed is None else self.name(f"{result}_rotated")
-        reads = [self.view.value_name(x), first, *tables]
-        node = fused_node("RotaryEmbedding", last, reads, [rotated], attributes, DOMAIN)
+        inputs = [self.view.value_name(x), first, *tables]
+        node = fused_node("RotaryEmbedding", last, inputs, [rotated], attributes, DOMAIN)
         if self.packed is not None:
             shape = self.constant(f"{result}_heads", np.array([0, 0, self.heads, self.width]))
             self.after("Reshape", (rotated, shape), self.name(f"{result}_apart"))
             self.after("Transpose", (self.name(f"{result}_apart"),), result, perm=SWAP)
         fusion = Replacement(KIND, self.rotation.ops, last.id, node, **self.parts())
-        return disagreement(self.view, fusion, [self._trial(reads[0])]) or fusion
+        return disagreement(self.view, fusion, [self._trial(inputs[0])]) or fusion
 
     def _table(self, value: ValueId) -> str:
         """Add the first half of a table, with two axes; return its name."""

@@ -105,7 +105,7 @@ class _Attention:
     rows_sum_to_one: bool = True
     written_out: FusibleAttention | None = None
 
-    def in_result(self, values: Array) -> Array:
+    def result_row(self, values: Array) -> Array:
         """Return a row of values in the layout of the result, repeated for the heads of queries."""
         heads, kv_heads = self.heads
         return np.repeat(values.reshape(kv_heads, -1), heads // kv_heads, axis=0).reshape(-1)
@@ -196,9 +196,9 @@ class _Projection:
         while (op := only_reader(view, value, *TRACED_MOVES)) is not None:
             moves.append(op)
             value = op.outputs[0]
-        zeroing, elements = only_reader(view, value, "Where"), attention.in_result(values.elements)
+        zeroing, elements = only_reader(view, value, "Where"), attention.result_row(values.elements)
         packed = not moves and len(attention.values.axes) == 1
-        rows = elements if packed else _elements_of_rows(view, context, attention, elements, moves)
+        rows = elements if packed else _row_elements(view, context, attention, elements, moves)
         if zeroing is not None:
             if zeroing.inputs[1] != value or number(view, zeroing.inputs[2]) != 0:
                 return None
@@ -225,7 +225,7 @@ class _Projection:
         return {"bias": moved, **({"negative_bias": -bias} if self.zeroing is not None else {})}
 
 
-def _elements_of_rows(
+def _row_elements(
     view: View, context: Context, attention: _Attention, elements: Array, moves: Sequence[Op]
 ) -> Array | None:
     """Return the elements along the last axis after the moves; None if shapes do not match."""
@@ -260,7 +260,7 @@ class _BiasMover:
             node = substitutes.pop(self.last.id)
         else:
             changes.append("the bias of its values is added after its projection")
-            stored = self._stored(self.projection)
+            stored = self._constants(self.projection)
             if not all(float(np.abs(array).max(initial=0)) <= to.max for array in stored.values()):
                 return f"the bias after its projection would exceed the range of {to.spelling}"
             stem = self.last.node.output[0]
@@ -276,7 +276,7 @@ class _BiasMover:
         )
         return self._attention_difference() or reason or fusion
 
-    def _stored(self, projection: _Projection) -> dict[str, Array]:
+    def _constants(self, projection: _Projection) -> dict[str, Array]:
         weight, stored = (self.view.array(v) for v in (projection.product.operands[1], projection.values.total.bias))
         after = self.view.array(projection.total.bias) if projection.total is not None else np.zeros(1)
         assert stored is not None and weight is not None and after is not None
@@ -312,7 +312,7 @@ class _BiasMover:
 
         def unbiased(array: Array) -> Array:
             shape = [d if axis in attention.values.axes else 1 for axis, d in enumerate(array.shape)]
-            return array - (attention.in_result(bias[1]) if match is None else bias[1]).reshape(shape)
+            return array - (attention.result_row(bias[1]) if match is None else bias[1]).reshape(shape)
 
         trial = Trial(biased, feed, float(max(np.abs(array).max() for array in biased.values())))
         nodes = float64_nodes(view, attention.ops)
@@ -346,7 +346,7 @@ class _BiasMover:
             feed[self.view.value_name(projection.total.bias)] = output_bias
         stored = projection.constants(bias, weight, output_bias if projection.total is not None else np.zeros(1))
         data = first.input[1 if projection.zeroing is not None else 0]
-        after_feed = {data: rows, **{names[word]: array for word, array in stored.items()}}
+        after_feed = {data: rows, **{names[role]: array for role, array in stored.items()}}
         ops = {op.id for op in projection.ops}
         return difference(self.view, ops, nodes, {result: result}, [Trial({**feed, data: rows + bias}, after_feed)])
 

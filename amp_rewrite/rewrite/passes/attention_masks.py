@@ -131,10 +131,10 @@ _BOUNDED = (
 
 def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
     """Return the bias minus the peak of each row, at most 0 at hidden keys."""
-    peaks_of_row = row.peaks()
-    if peaks_of_row is None:
+    row_peaks = row.peaks()
+    if row_peaks is None:
         return None
-    shown, peaks = peaks_of_row
+    shown, peaks = row_peaks
     moved = bias.numbers.astype(np.float64) - peaks
     moved = np.maximum(np.where(shown, moved, np.minimum(moved, 0)), NEGLIGIBLE).astype(np.float32)
     while moved.ndim > max(bias.numbers.ndim, 1) and moved.shape[0] == 1:

@@ -74,7 +74,7 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, low_onl
     refusal = Gate(request.target, request.to).rescale_refusal(expanded) if rescale else None
     patterns = (*request.keep, *request.lower)
     deferred = _unmatched(expanded, patterns)
-    keep, lower = _overrides(expanded, request, but=deferred)
+    keep, lower = _overrides(expanded, request, skip=deferred)
     context = Context(request.to, request.opset == AUTO_OPSET, low_only, request.assume == ROWS_SEE)
     view, fusions = fuse_operators(expanded, context, request.target, {*keep, *lower}, request.fuse)
     if request.safe:
@@ -83,9 +83,9 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, low_onl
     keep, lower = carry_over(keep, expanded, view), carry_over(lower, expanded, view)
     if deferred:
         unmatched = _unmatched(view, deferred)
-        _overrides(expanded, request, but=[pattern for pattern in patterns if pattern not in unmatched])  # raises
+        _overrides(expanded, request, skip=[pattern for pattern in patterns if pattern not in unmatched])  # raises
         resolved = [pattern for pattern in patterns if pattern not in deferred or pattern in unmatched]
-        new_keep, new_lower = _overrides(view, request, but=resolved)
+        new_keep, new_lower = _overrides(view, request, skip=resolved)
         keep, lower = {**new_keep, **keep}, {**new_lower, **lower}
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
@@ -100,9 +100,9 @@ def _unmatched(view: View, patterns: Sequence[str]) -> list[str]:
     return [pattern for pattern in patterns if not matched(view, pattern)]
 
 
-def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops matched by the request's patterns, except for the patterns in `but`."""
-    keep, lower = ([p for p in patterns if p not in but] for patterns in (request.keep, request.lower))
+def _overrides(view: View, request: Request, *, skip: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
+    """Return the ops matched by the request's patterns, except for the patterns in `skip`."""
+    keep, lower = ([p for p in patterns if p not in skip] for patterns in (request.keep, request.lower))
     if not keep and not lower:
         return {}, {}
     from amp_rewrite.settings.selectors import overrides
@@ -291,8 +291,8 @@ def carry_over(
         return marks
     renamed = results or {}
     keys = {op: _key(before, op) for op in marks}
-    mark_of_key = {(keys[op][0], renamed.get(op, keys[op][1])): mark for op, mark in marks.items()}
-    return {op.id: mark_of_key[key] for op in after.ops if (key := _key(after, op.id)) in mark_of_key}
+    marks_by_key = {(keys[op][0], renamed.get(op, keys[op][1])): mark for op, mark in marks.items()}
+    return {op.id: marks_by_key[key] for op in after.ops if (key := _key(after, op.id)) in marks_by_key}
 
 
 _Key = tuple[int, tuple[str, ...]]

@@ -77,8 +77,8 @@ def _prepared(proto: ModelProto) -> ModelProto:
     if defaults:
         for node in (n for f in (prepared.graph, *prepared.functions) for n in all_nodes(f.node)):
             present = {a.name for a in node.attribute}
-            defaults_of_function = defaults.get((node.domain, node.op_type, node.overload), ())
-            node.attribute.extend(a for a in defaults_of_function if a.name not in present)
+            function_defaults = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(a for a in function_defaults if a.name not in present)
     for function in prepared.functions:
         for imported in function.opset_import:
             domain, current = normal_domain(imported.domain), imported.version
@@ -96,11 +96,11 @@ def _since(domain: str, op_type: str, opset: int) -> int | None:
 
 def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, str]]:
     functions = view.model.proto.functions
-    calls_of = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in functions}
+    callees = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in functions}
     dtypes_or_unknown = {None, *dtypes}
     unknown = (op for op in view.ops if op.signature is None)
     calls = (op for op in unknown if any(view.dtype(v) in dtypes_or_unknown for v in op.ports))
-    return reach(((op.node.domain, op.op_type) for op in calls), calls_of.__getitem__, calls_of.__contains__)
+    return reach(((op.node.domain, op.op_type) for op in calls), callees.__getitem__, callees.__contains__)
 
 
 def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:

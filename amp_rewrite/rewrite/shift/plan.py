@@ -65,7 +65,7 @@ class Equations:
         pending: list[list[tuple[int, ValueId]]] = []
         ends = {v for scope in view.scopes for v in scope.outputs}
         starts = {v.id for v in shiftable if v.producer is None}
-        for op, law in ((view.ops[op_id], law) for op_id, laws_of_op in laws.items() for law in laws_of_op):
+        for op, law in ((view.ops[op_id], law) for op_id, op_laws in laws.items() for law in op_laws):
             terms = _computed_terms(view, op, law)
             if len(law) == 1:
                 (ends if law[0][1].side == "x" else starts).update(value for _, value in terms)
@@ -113,9 +113,9 @@ def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, Val
     for factor, value in terms:
         total[classes[value]] -= factor
     result = classes[terms[0][1]]
-    factor_of_result = -total.pop(result)
+    result_factor = -total.pop(result)
     others = tuple((factor, root) for root, factor in total.items() if factor)
-    return Relation(factor_of_result, result, others) if others and factor_of_result > 0 else None
+    return Relation(result_factor, result, others) if others and result_factor > 0 else None
 
 
 # -- classes -----------------------------------------------------------------------------------------
