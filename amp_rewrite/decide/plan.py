@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         retype: values whose element type changes at their producer.
         rename: new names of retyped values whose own name must keep the old type; one of `casts` then writes that name.
-        rewire: inputs that are to read another value, each with its name.
+        rewire: inputs to connect to another value, each with its name.
         attributes: ops whose attribute for the result type changes, with the new type.
         raised: ops whose attributes for the type of inner computations become float32.
         drop: folded Casts.
@@ -101,9 +101,9 @@ def sets_low_inside(attribute: AttributeProto) -> bool:
 
 @dataclass
 class _Planner:
-    """The state of planning.
+    """Planner of the Casts for a coloring.
 
-    `homes`: the type of each value at its producer. `typed`: the uses of each value, by the type that they read.
+    `homes`: the type of each value at its producer. `uses_by_type`: the uses of each value, by the type that they read.
     `folds`: Casts of the model to bypass, each with the value that its readers take instead. `origins`: the sources of
     the results of dropped Casts.
     """
@@ -116,7 +116,7 @@ class _Planner:
     bakes: list[Bake] = field(default_factory=list)
     rename: dict[ValueId, str] = field(default_factory=dict)
     homes: dict[ValueId, DType] = field(default_factory=dict)
-    typed: dict[ValueId, dict[DType, list[Use]]] = field(default_factory=dict)
+    uses_by_type: dict[ValueId, dict[DType, list[Use]]] = field(default_factory=dict)
     folds: dict[OpId, ValueId] = field(default_factory=dict)
     origins: dict[ValueId, ValueId] = field(default_factory=dict)
     versions: dict[ValueId, dict[DType, str]] = field(default_factory=dict)
@@ -125,13 +125,13 @@ class _Planner:
         self.names, view = set(self.view.names), self.view
         self.homes = {v.id: home for v in view.values if (home := self._home(v.id)) is not None}
         for value, home in self.homes.items():
-            by_type = self.typed[value] = {}
+            by_type = self.uses_by_type[value] = {}
             for use in view.uses[value]:
                 by_type.setdefault(self._needed(use, home), []).append(use)
         self._fold()
         kept = {v: home for v, home in self.homes.items() if not self._dropped(view.values[v].producer)}
         for value, home in kept.items():
-            self._provide(value, home, self.typed[value])
+            self._provide(value, home, self.uses_by_type[value])
         identities = {op for op in self.folds if not self._dropped(op)}
         raised = {op: view.ops[op].node for (op, _), p in self.coloring.paints.items() if p.rule == reasons.RAISED}
         return Plan(
@@ -149,16 +149,16 @@ class _Planner:
             findings=tuple(self._findings()),
         )
 
-    def _provide(self, value: ValueId, home: DType, typed: dict[DType, list[Use]]) -> None:
+    def _provide(self, value: ValueId, home: DType, uses_by_type: dict[DType, list[Use]]) -> None:
         # At the edge of a graph, the value's own name has a fixed type.
         fixed = self.io.get(value) or self.view.dtype(value) if exposed(self.view, value) else None
-        if (fixed is None or fixed is home) and typed.keys() <= {home}:
+        if (fixed is None or fixed is home) and uses_by_type.keys() <= {home}:
             return  # the common case
         name = self.view.value_name(value)
         if home is not fixed is not None:
             self.rename[value] = self._fresh(name, home)
         versions = self.versions[value] = {home: self.rename.get(value, name)}
-        dtypes = [d for d in _TYPES if d in typed or d is fixed]
+        dtypes = [d for d in _TYPES if d in uses_by_type or d is fixed]
         for dtype in dtypes:
             if dtype is home:
                 continue
@@ -170,7 +170,7 @@ class _Planner:
                 self.bakes.append(Bake(value, dtype, versions[dtype], keeps))
             else:
                 versions[dtype] = name if dtype is fixed else self._fresh(name, dtype)
-                reason = self._reason(value, dtype, typed.get(dtype, []))
+                reason = self._reason(value, dtype, uses_by_type.get(dtype, []))
                 clamps = dtype is self.coloring.to and value in self.saturate
                 self.casts.append(Cast(value, dtype, versions[dtype], reason, clamps))
 
@@ -201,7 +201,7 @@ class _Planner:
         its source was widened undoes the widening, so its readers take the value before both Casts. Of two equal Casts
         of one source, the second is redundant.
         """
-        homes, typed = self.homes, self.typed
+        homes, uses_by_type = self.homes, self.uses_by_type
         ends = ((op, op.inputs[0], op.outputs[0]) for op in self.view.of_kinds(("Cast",)))
         casts = [(op, source, result) for op, source, result in ends if source is not None and result is not None]
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
@@ -211,7 +211,7 @@ class _Planner:
             root = roots.get(source, source)
             if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
                 self.folds[op.id], roots[result] = source, root
-                typed.setdefault(result, {dtype: list(self.view.uses[result])})
+                uses_by_type.setdefault(result, {dtype: list(self.view.uses[result])})
             elif dtype in _TYPES and not self._is_exposed(op):
                 before = self._cast_from(root, dtype) if dtype.low and self._home(root) is DType.FLOAT else None
                 if before is not None:
@@ -220,31 +220,31 @@ class _Planner:
                     duplicates.setdefault((source, dtype), []).append((op, result))
         for op, source, result in reversed(casts):  # drop a Cast that all readers bypass
             readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
-            bypassed = op.id not in self.folds and result in typed and readers and result not in readers
+            bypassed = op.id not in self.folds and result in uses_by_type and readers and result not in readers
             if bypassed and not self._is_exposed(op):
                 self.folds[op.id] = source
-                typed[result].clear()
+                uses_by_type[result].clear()
         for op, _, result in casts:
             if self._dropped(op.id):
                 source = self.folds[op.id]
                 origin = self.origins[result] = self.origins.get(source, source)
-                for dtype, uses in typed[result].items() if origin in typed else ():
-                    typed[origin].setdefault(dtype, []).extend(uses)
+                for dtype, uses in uses_by_type[result].items() if origin in uses_by_type else ():
+                    uses_by_type[origin].setdefault(dtype, []).extend(uses)
         for (source, dtype), equal in duplicates.items():
             changed = [op for op, result in equal if homes[result] is not self.view.dtype(result)]
-            if source in homes and (len(changed) > 1 or dtype in typed[source]):
+            if source in homes and (len(changed) > 1 or dtype in uses_by_type[source]):
                 self._join(source, dtype, equal)
 
     def _join(self, source: ValueId, dtype: DType, equal: list[tuple[Op, ValueId]]) -> None:
         """Replace equal Casts of the model with a single one."""
-        uses_by_type, home = self.typed[source], self.homes[source]
+        uses_by_type, home = self.uses_by_type[source], self.homes[source]
         uses = dict.fromkeys(Use(op.id, 0) for op, _ in equal)
         kept = [use for use in uses_by_type.pop(home, ()) if use not in uses]
         uses_by_type.update({home: kept} if kept else {})
         uses_by_type.setdefault(dtype, []).extend(uses)
         for op, result in equal:
             self.folds[op.id] = self.origins[result] = source
-            for read, readers in self.typed[result].items():
+            for read, readers in self.uses_by_type[result].items():
                 if read is not dtype:
                     uses_by_type.setdefault(read, []).extend(readers)
 
@@ -267,7 +267,7 @@ class _Planner:
         return numbered(f"{name}_{dtype.spelling}", self.names)
 
     def _rewired(self) -> Iterator[tuple[Use, str]]:
-        for value, by_type in self.typed.items():
+        for value, by_type in self.uses_by_type.items():
             if value not in self.versions and value not in self.origins:
                 continue  # all its readers use the same name
             for dtype, uses in by_type.items():
@@ -310,7 +310,7 @@ class _Planner:
     def _findings(self) -> Iterator[Finding]:
         for bake in self.bakes:
             if not bake.to.low:
-                continue  # float32 holds all values of a low type
+                continue  # float32 represents all values of a low type
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:

@@ -98,26 +98,26 @@ class Draft:
         """
         request.tell("read")
         source = Model.load(model, folder=folder)
-        indexed = View.of(source)
+        index = View.of(source)
         request.tell("decide")
-        low_only = low_only and not indexed.of_kinds(LOW_ONLY)
-        draft = cls._of(source, indexed, request, widen, low_only)
+        low_only = low_only and not index.of_kinds(LOW_ONLY)
+        draft = cls._of(source, index, request, widen, low_only)
         if low_only and not draft.is_loadable():
-            draft = cls._of(source, indexed, request, widen, False)
-        if isinstance(request.opset, int) or indexed.opset >= min(draft.view.opset, OLDEST_MOVED):
+            draft = cls._of(source, index, request, widen, False)
+        if isinstance(request.opset, int) or index.opset >= min(draft.view.opset, OLDEST_MOVED):
             return draft
-        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, low_only)
+        kept = cls._of(source, index, replace(request, opset=KEEP_OPSET), widen, low_only)
         drawback = _drawback_of_opset(draft, kept)
         if drawback is None:
             return draft
-        note = f"the model stays at opset {indexed.opset}: at opset {draft.view.opset} {drawback}"
+        note = f"the model stays at opset {index.opset}: at opset {draft.view.opset} {drawback}"
         findings = (Finding("opset", "ai.onnx", note),) if drawback else ()
         return replace(kept, request=request, notes=(*kept.notes, *findings))
 
     @classmethod
-    def _of(cls, source: Model, indexed: View, request: Request, widen: bool, low_only: bool) -> Draft:
-        refuse_unknown(indexed, request.target)
-        standard = canonicalize(indexed, request, widen=widen, low_only=low_only)
+    def _of(cls, source: Model, index: View, request: Request, widen: bool, low_only: bool) -> Draft:
+        refuse_unknown(index, request.target)
+        standard = canonicalize(index, request, widen=widen, low_only=low_only)
         view = standard.view
         needs, io = _resolved(view, request, rescale=standard.rescale)
         return cls(
@@ -131,7 +131,7 @@ class Draft:
             io,
             standard.findings,
             standard.rescale,
-            (*indexed.model.mends, *standard.notes),
+            (*index.model.mends, *standard.notes),
             widen,
         )
 

@@ -81,9 +81,9 @@ def smoke_checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Re
             draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
             rows, level = reference.rows(converted.result), REPAIRED
     if any(map(_is_wrong, rows)):
-        return reference.judged(converted, rows, FAILED, found)
-    judged, limit = reference.judged(converted, rows, level, found), _MAX_TF32_RATIO * (_error(rows) or 0.0)
-    return with_tf32(draft, judged, lambda model: _error(reference.rows(model)), limit)
+        return reference.with_evidence(converted, rows, FAILED, found)
+    checked, limit = reference.with_evidence(converted, rows, level, found), _MAX_TF32_RATIO * (_error(rows) or 0.0)
+    return with_tf32(draft, checked, lambda model: _error(reference.rows(model)), limit)
 
 
 def _error(rows: Sequence[OutputRow]) -> float | None:
@@ -167,7 +167,7 @@ class _Reference:
                 f" its inputs are rounded to {to.spelling}"
             )
 
-    def judged(self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
+    def with_evidence(self, result: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
         largest = max((row.difference.scaled for row in rows if row.difference.scaled is not None), default=None)
         worst = next((row for row in rows if _is_wrong(row)), None)
         evidence = Evidence(
@@ -182,7 +182,7 @@ class _Reference:
             largest_error=largest,
             keep=tuple(kept),
         )
-        return replace(converted, evidence=evidence)
+        return replace(result, evidence=evidence)
 
     def _compared(self, candidate: Iterator[Mapping[str, Value]]) -> list[OutputRow]:
         comparison, rows = Comparison(_CRITERION, equal_nan=True), list[OutputRow]()

@@ -71,7 +71,7 @@ class Free:
             return HIGH
         if v in self.spread.roots:
             return LOW
-        if v in self.late:
+        if v in self.after_products:
             return HIGH
         if op.kind == "Cast" and v not in self.spread.low:
             return HIGH if p.widens(op) else None
@@ -90,7 +90,7 @@ class Free:
         return op.kind in kinds.GROWS and not (op.kind in kinds.LONG_SUMS and op.id in self.problem.needs.unneeded)
 
     def _unbounded(self, value: ValueId) -> bool:
-        """True for a value without a bound, and for one widened by the model itself.
+        """True for an unbounded value, and for a value that the model itself widens.
 
         Inputs of the model or a body are unbounded, as are results of ops that can outgrow their inputs.
         """
@@ -119,7 +119,7 @@ class Free:
         return self.ends[v] if v is not None else HIGH
 
     def reader_ends(self, value: ValueId, without: Collection[OpId] = (), integers: bool = False) -> set[End]:
-        """Return the nodes of a value's readers without some ops. `integers`: include Casts to integers."""
+        """Return the nodes of a value's readers, except ops in `without`. `integers`: include Casts to integers."""
         p, view = self.problem, self.problem.view
         found: set[End] = set()
         pending = [value]
@@ -206,9 +206,9 @@ class Free:
         return maker in before or (self.maker_end(value) == HIGH and unrelated)
 
     @cached_property
-    def late(self) -> frozenset[int]:
+    def after_products(self) -> frozenset[int]:
         """Sums and products of values rounded after the last lowered product."""
-        p, view, late = self.problem, self.problem.view, set[int]()
+        p, view, after = self.problem, self.problem.view, set[int]()
         downstream = self._downstream - self.upstream if p.only_before_products else ()
         for v in p.of_kinds(kinds.SUMS | kinds.SCALINGS):
             op = p.op(v)
@@ -216,8 +216,8 @@ class Free:
                 continue
             makers = (view.producer(origin(view, value, self._carried)) for value in self._varying(op))
             if any(m is not None and m.id not in self.upstream and m.kind not in kinds.HEAVY for m in makers):
-                late.add(v)
-        return frozenset(late)
+                after.add(v)
+        return frozenset(after)
 
     def _carried(self, op: Op) -> ValueId | None:
         carries = op.kind in kinds.COPIES or op.kind in kinds.AFFINE or op.kind.endswith("Normalization")

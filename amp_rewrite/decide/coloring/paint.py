@@ -146,19 +146,19 @@ class _Types:
         self.view = self.problem.view
         self._raise_requested()
 
-    def made(self, value: ValueId) -> DType | None:
+    def type_at_producer(self, value: ValueId) -> DType | None:
         """Return the type of a value at its producer."""
         if self.problem.maker(value) in self.low:
             return self.problem.to
         return DType.FLOAT if output_variable(self.view, value) in self.raised else self.view.dtype(value)
 
-    def read(self, value: ValueId, use: Use) -> DType | None:
+    def type_at_reader(self, value: ValueId, use: Use) -> DType | None:
         """Return the type of a value at a reader."""
         v, kind = self.problem.reader(use), self.view.ops[use.op].kind
         if v in self.low:
             return self.problem.to
         if kind == "Cast" or (v is None and kind in _ANY_TYPE):
-            return self.made(value)
+            return self.type_at_producer(value)
         return DType.FLOAT if v is not None or self._reads_raised(use) else self.view.dtype(value)
 
     def _reads_raised(self, use: Use) -> bool:
@@ -303,11 +303,11 @@ class _Types:
 
     def _seen_type(self, value: ValueId, readers: Collection[OpId]) -> DType | None:
         """Return a value's type as the runtime sees it when it fuses `readers`, without Casts read only by them."""
-        view, dtype, uses = self.view, self.made(value), self.view.uses[value]
-        needed = next((self.read(value, use) for use in uses if use.op in readers), dtype)
+        view, dtype, uses = self.view, self.type_at_producer(value), self.view.uses[value]
+        needed = next((self.type_at_reader(value, use) for use in uses if use.op in readers), dtype)
         others, edge = [use for use in uses if use.op not in readers], exposed(view, value)
         if dtype is not needed and (
-            (edge and view.dtype(value) is needed) or any(self.read(value, u) is needed for u in others)
+            (edge and view.dtype(value) is needed) or any(self.type_at_reader(value, u) is needed for u in others)
         ):
             return needed
         op = view.producer(value)

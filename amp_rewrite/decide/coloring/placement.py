@@ -43,7 +43,7 @@ _FUSION = 0.5
 """Gain from saving one kernel, as a share of the cost of a Cast."""
 _ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
 """Written-out groups that onnxruntime runs as one kernel."""
-_PAIRS = {
+_FUSED_READERS = {
     "Add": ("LayerNormalization", "Softmax", "Gelu"),
     "MatMul": ("Add",),
     "Mul": ("MatMul",),
@@ -61,7 +61,7 @@ _MAX_NEIGHBORS = 16
 
 
 class Arc(NamedTuple):
-    """Cost of a low `low` end and a float32 `high` end, as a share of a Cast of the value."""
+    """Cost if the end `low` is low and the end `high` is float32, as a share of a Cast of the value."""
 
     low: End
     high: End
@@ -81,8 +81,8 @@ def place(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int,
     if idle:
         labelling = Labelling(problem, spread, idle)
         low = labelling.solve()
-    spread_low = spread.low.keys() - labelling.follows
-    high = {v: labelling.paint_of_high(v) for v in sorted((spread_low | labelling.late) - low - spread.denied.keys())}
+    spread_low, after = spread.low.keys() - labelling.follows, labelling.after_products
+    high = {v: labelling.paint_of_high(v) for v in sorted((spread_low | after) - low - spread.denied.keys())}
     return {v: spread.low[v] if v in spread_low else labelling.paint_of_low(v) for v in sorted(low)}, idle | high
 
 
@@ -183,7 +183,7 @@ class Labelling(Free):
         """Return the low nodes of a component in its cheapest labelling.
 
         A Cast costs the start of a kernel, and 6 bytes per element to read one type and write the other. An arc of a
-        networkx graph takes 0.7 KB, so only components with arcs to both terminals are made into one.
+        networkx graph takes 0.7 KB, so one is built only for components with arcs to both terminals.
         """
         network: nx.DiGraph[End] = nx.DiGraph()
         ends = {LOW} & {arc.low for arc in arcs} | {HIGH} & {arc.high for arc in arcs}
@@ -233,43 +233,43 @@ class Labelling(Free):
         home, ends = self.maker_end(value), self.reader_ends(value)
         others = ends - {home}
         if not others or not any(isinstance(end, int) for end in (home, *others)):
-            return  # no Cast, or one with every labelling
+            return  # no Cast, or a Cast under every labelling
         only = next(iter(others)) if len(others) == 1 else None
         share = 1 + _FUSION * self._fuses(value)
         for fixed, direction in ((HIGH, "up"), (LOW, "down")):
             node: End = fixed if fixed in others else only if only is not None else (direction, value)
             arcs = [(home, node, share), *((node, end, inf) for end in others if isinstance(node, tuple))]
-            for a, b, worth in arcs if home != fixed else ():
-                self._add(*((a, b) if fixed == HIGH else (b, a)), value, worth)
+            for a, b, cost in arcs if home != fixed else ():
+                self._add(*((a, b) if fixed == HIGH else (b, a)), value, cost)
 
     def _fuses(self, value: ValueId) -> bool:
-        """True if the runtime fuses the maker and the only reader of a value when no Cast is between them."""
+        """True if the runtime fuses the maker and the only reader of a value if there is no Cast between them."""
         view = self.problem.view
         op, uses = view.producer(value), view.uses[value]
         if op is None or len(uses) != 1 or value in view.yielded:
             return False
         reader = view.ops[uses[0].op]
-        worth = reader.kind != "Softmax" or not self.problem.only_before_products or reader.id in self.upstream
-        return worth and reader.kind in _PAIRS.get(op.kind, ())
+        pays = reader.kind != "Softmax" or not self.problem.only_before_products or reader.id in self.upstream
+        return pays and reader.kind in _FUSED_READERS.get(op.kind, ())
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
         """Reward equal types in a group of ops with a common kernel."""
-        nodes, worth = self._members(cluster.ops), _FUSION * (len(cluster.ops) - 1)
+        nodes, gain = self._members(cluster.ops), _FUSION * (len(cluster.ops) - 1)
         all_low, all_high = ("low", cluster.ops[0]), ("high", cluster.ops[0])
         if HIGH not in nodes:
-            self._add(LOW, all_low, entry, worth)
+            self._add(LOW, all_low, entry, gain)
             for node in nodes - {LOW}:
                 self._add(all_low, node, entry, inf)
         elif not cluster.tail:
             return
         else:  # a norm with a float32 body, whose scale and bias may be low
-            self._scale(cluster, entry, worth + 2)
+            self._scale(cluster, entry, gain + 2)
             nodes = self._members(op for op in cluster.ops if op not in cluster.tail)
-        self._add(all_high, HIGH, entry, worth)
+        self._add(all_high, HIGH, entry, gain)
         for node in nodes - {LOW, HIGH}:
             self._add(node, all_high, entry, inf)
 
-    def _scale(self, cluster: Cluster, entry: ValueId, worth: float) -> None:
+    def _scale(self, cluster: Cluster, entry: ValueId, gain: float) -> None:
         """Let scale and bias of a float32 norm be low if its input is, unless a float32 reader needs the Cast.
 
         The fused kernel computes in float32 inside and absorbs the Casts around the body. Where onnxruntime requires
@@ -284,7 +284,7 @@ class Labelling(Free):
         unread = p.only_before_products and cluster.ops[-1] not in self.upstream
         for node in self._members(cluster.tail) - {LOW}:
             if node != HIGH and not unread:
-                self._add(LOW, node, entry, worth)
+                self._add(LOW, node, entry, gain)
             for other in (others | {home}) - {LOW}:
                 self._add(node, other, entry, inf)
             if bound and HIGH not in others and home != LOW:
@@ -310,9 +310,9 @@ class Labelling(Free):
 def eliminate(network: nx.DiGraph[End], source: End, sink: End) -> set[End] | None:
     """Return the nodes on the source's side of a minimum cut; None if the network is too wide.
 
-    Each step minimizes over the node with the fewest neighbors and leaves a table over these (bucket elimination;
+    Each step minimizes over the node with the fewest neighbors and leaves a table over them (bucket elimination;
     Dechter, "Bucket Elimination: A Unifying Framework for Probabilistic Inference", 1996). O(nodes · 2^width):
-    transformers have a width of at most 5, and 22,500 nodes of one take 1.5 s, but 4.6 s by preflow-push.
+    transformers have a width of at most 5, and one with 22,500 nodes takes 1.5 s, and 4.6 s by preflow-push.
     """
     inner = [node for node in network if node not in (source, sink)]
     tables: list[tuple[tuple[End, ...], np.ndarray]] = []
@@ -320,7 +320,7 @@ def eliminate(network: nx.DiGraph[End], source: End, sink: End) -> set[End] | No
     neighbors: dict[End, set[End]] = {node: set() for node in inner}
     for a, b, data in network.edges(data=True):
         names = tuple(n for n in (a, b) if n not in (source, sink))
-        table = np.zeros((2,) * len(names))  # 0: on the side of the sink, 1: of the source
+        table = np.zeros((2,) * len(names))  # 0: the side of the sink, 1: the side of the source
         table[tuple(1 if n == a else 0 for n in names)] = data["capacity"]
         for n in names:
             tables_of[n].add(len(tables))

@@ -212,7 +212,7 @@ class Spread:
     """Lowered and denied vertices by the rules of TensorFlow's auto_mixed_precision pass, in its order.
 
     The allow list gives the roots, deny paint spreads forward, then gray ops between two lowered ones are lowered, and
-    clear ops beside them. Each rule is a transitive closure, so the order of ops does not matter; only gray ops right
+    clear ops next to them. Each rule is a transitive closure, so the order of ops does not matter; only gray ops right
     after lowered ones take one sweep in topological order, as in TensorFlow. The reason for a variable names the op
     before it on the walk. O(nodes + uses).
 
@@ -244,7 +244,7 @@ class Spread:
         follows = p.request.gray_follows_allow
         if p.to is DType.BFLOAT16 if follows is None else follows:
             self._gray_after_allow()
-        # clear ops beside a lowered op, upstream or downstream, transitively
+        # clear ops next to a lowered op, upstream or downstream, transitively
         beside = self._walk(self.low, partial(nx.all_neighbors, graph), lambda v: self._is_free(v, Color.CLEAR))
         for v, cause in beside.items():
             self.low[v] = Paint(p.to, reasons.ALLOW_THROUGH_CLEAR, cause)

@@ -1,1 +1,1 @@
-"""What must stay float32: facts of values, from inputs to outputs, and needs of readers, the other way."""
+"""Reasons for float32: facts of values, from inputs to outputs, and needs of readers, in the opposite direction."""

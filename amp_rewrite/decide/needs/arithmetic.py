@@ -22,7 +22,7 @@ _MODERATE = 8.0
 """Factors up to this size do not make a product large."""
 _SMALL_STEP = 2.0**-4
 _NEAR_RANGE = 0.6
-"""Share of the range above which a constant can push a sum or product out of it."""
+"""Smallest share of the range for a constant to push a sum or product out of it."""
 _MAX_STEP = 2.0**-6
 """Maximum step of a finite difference."""
 
@@ -36,7 +36,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
     two = len(varying) == 2
     square = two and op.inputs[0] == op.inputs[1]
-    fed = fed_numbers(facts, op)
+    scalars = scalar_inputs(facts, op)
     low, high = _bounds(facts, op, read, square=square)
     wholes = [] if divides else [f.whole for f in read if f.whole is not None]
     small = fact.small
@@ -68,7 +68,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         best=fact.best if counts else 0.0,
         steps=steps_of(facts, op, read),
         run=run_of(read),
-        scaled=(fact.scaled ^ fed) if divides else fact.scaled | fed,
+        scaled=(fact.scaled ^ scalars) if divides else fact.scaled | scalars,
         guard=INF,
         beside_one=two and all(f.beside_one for f in varying),
         moved=fact.states if two and fact.beside_one else fact.moved,
@@ -94,7 +94,7 @@ def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
     return factor if factor < INF else 0.0
 
 
-def fed_numbers(facts: Facts, op: Op) -> Values:
+def scalar_inputs(facts: Facts, op: Op) -> Values:
     """Return the operands among the model's single-element inputs."""
     return frozenset(v for v in map(facts.origin, op.operands) if is_single_input(facts, v))
 
@@ -237,7 +237,7 @@ def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fac
     if op.kind in ("ReduceProd", "CumProd", "Det"):
         return fact.unbounded()._replace(grows=True, whole=whole and INF)
     small = (fact.small or (bool(fact.peak) and fact.low >= 0)) and not adds_peak(facts, op)
-    added = count if known is not None or fact.learned else 1  # the number of fed weights is unknown
+    added = count if known is not None or fact.learned else 1  # the number of weights in an input is unknown
     low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
     return fact._replace(low=low, high=high, whole=whole, small=small, peak=(), terms=fact.terms * added)
 

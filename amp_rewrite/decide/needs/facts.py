@@ -84,13 +84,13 @@ class Fact(NamedTuple):
     fill: bool = False
     """A constant with equal elements beyond the range of the type, meant to lose comparisons."""
     scaled: Annotated[Values, union] = frozenset()
-    """Single-element inputs of any magnitude that multiply or divide it, except those that do both, as a loss scale."""
+    """Single-element inputs of any magnitude that multiply or divide it, except those that do both (loss scales)."""
     small: Annotated[bool, any] = False
     """Elements may be far smaller than its inputs."""
     guard: Annotated[float, min] = INF
     """The summand or bound that keeps it away from 0."""
     near_one: Annotated[bool, any] = False
-    """For large arguments only its distance from 1 differs."""
+    """For large arguments only its distance from 1 varies."""
     beside_one: Annotated[bool, any] = False
     """It is 1 plus or minus another value."""
     peak: tuple[int, ...] = ()

@@ -89,7 +89,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
 
 
 def pins_by_data(view: View, misfits: Mapping[ValueId, Misfit]) -> Iterator[Pin]:
-    """Yield pins of the makers and readers of misfits. O(uses)."""
+    """Yield pins for the producers and readers of misfits. O(uses)."""
     for value, (reason, note, inside) in misfits.items():
         name, maker = view.value_name(value), view.producer(value)
         if maker is not None:
@@ -150,7 +150,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
         if terms is None or any(len(pair) == 1 or of_rows for pair in facts[op.inputs[0]].squares):
             continue  # sums of squares, or of products along the last axis, as in gradients of norms
         if op.kind == "ReduceSum" and terms <= _MAX_SUM_TERMS:
-            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_MAX_SUM_TERMS} numbers, as by a few Adds")
+            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_MAX_SUM_TERMS} numbers, as in a few Adds")
         most = _MAX_POOLED_TERMS if kinds and kinds <= _POOL_READERS else _MAX_MEAN_TERMS
         if op.kind == "ReduceMean" and "Sub" not in kinds and terms <= most:
             yield op.id, Unneeded((Need.RANGE,), "a mean of so few numbers that their sum fits")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.arithmetic import adds_peak, factor, fed_numbers, is_single_input, too_large
+from amp_rewrite.decide.needs.arithmetic import adds_peak, factor, is_single_input, scalar_inputs, too_large
 from amp_rewrite.decide.needs.facts import INF, Fact, Facts, Values
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.decide.sizes import summed_axes
@@ -121,7 +121,7 @@ class Readers:
             yield from (InputNeed(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
     def _leveled(self, fact: Fact, other: Fact) -> bool:
-        """True for a sum of inputs near 0 after a constant of large magnitude is added."""
+        """True for a sum with an input, if a constant of large magnitude removes the input's level again."""
         level = max(other.low, -other.high) if other.constant else 0.0
         return level > self.facts.reach and fact.learned and bool(fact.levels)
 
@@ -162,13 +162,13 @@ class Readers:
             if a.raw and a.whole is not None:
                 yield InputNeed(op.inputs[0], Need.EXACT)
         before = a.scaled | b.scaled
-        twice = bool(before) and bool(fed_numbers(self.facts, op) - before)
+        twice = bool(before) and bool(scalar_inputs(self.facts, op) - before)
         if narrow and (0 < times < _SMALL_FACTOR or twice):
             note = f"{described(self.facts.view, op.id)} scales it down again"
             yield from (InputNeed(v, Need.RANGE, note) for v in op.operands)
 
     def _counts(self, op: Op) -> bool:
-        """True if an op divides by a number of elements: computed from a shape, or fed as an input of one element.
+        """True if an op divides by a number of elements: computed from a shape, or passed as an input of one element.
 
         A number that first multiplies the dividend, such as a loss scale, does not count.
         """
@@ -193,7 +193,7 @@ def _after(view: View, source: ValueId) -> set[OpId]:
 
 @once
 def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> bool:
-    """True for few weights with the sum 0 along the axes; without axes, for filters of which half have the sum 0."""
+    """True for few weights that sum to 0 along the axes; without axes, for filters if half of them sum to 0."""
     source = origin(view, value, first_input_of(("Cast", "Identity"))) if value is not None else None
     weights = view.array(source, _MAX_WEIGHTS)
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":

@@ -106,13 +106,13 @@ class Batch:
         for pattern in patterns:
             parse_pattern(pattern)
         strict = tuple(rule.text for rule in parse_io(request.io) if rule.strict)
-        words = [os.fspath(source) for source in sources]
-        if not words:
+        arguments = [os.fspath(source) for source in sources]
+        if not arguments:
             raise PolicyError("there is nothing to convert; name a folder, a glob or files")
-        files = files_of(words, settings.out)
+        files = files_of(arguments, settings.out)
         models = {path: relative for path, relative in files.items() if path.suffix.lower() == SUFFIX}
         if not models:
-            raise ModelError(_no_models(words, len(files)))
+            raise ModelError(_no_models(arguments, len(files)))
         data = {path: data_of(path) for path in models}
         inputs = {*map(canonical, files)}.union(*data.values())
         summary = {canonical(file) for file in (settings.summary,) if file}
@@ -121,8 +121,8 @@ class Batch:
         copies = [(path, to) for path in others if canonical(path) != canonical(to := settings.out / files[path])]
         earlier = _earlier_outcomes(settings)
         key, named = key_of(settings.request, request), command_line_options()
-        given = {"data": settings.request.data, "ranges": settings.request.ranges}
-        places: dict[str, Any] = {name: canonical(path) for name, path in given.items() if path}
+        paths = {"data": settings.request.data, "ranges": settings.request.ranges}
+        places: dict[str, Any] = {name: canonical(path) for name, path in paths.items() if path}
         lists = _absolute(settings.request.lists)
         settings = replace(settings, request=replace(settings.request, lists=lists, **places))
         jobs = [
@@ -184,10 +184,10 @@ def _failed(job: Job, reason: str) -> Outcome:
     return Outcome(name_of(job.source), name_of(job.target), rc=FAILED, error=reason)
 
 
-def _no_models(words: Sequence[str], others: int) -> str:
-    hints = [hint for word in words if Path(word).is_dir() and (hint := foreign(Path(word)))]
+def _no_models(arguments: Sequence[str], others: int) -> str:
+    hints = [hint for argument in arguments if Path(argument).is_dir() and (hint := foreign(Path(argument)))]
     what = f"{others} other files" if others else "no files"
-    return hints[0] if hints else f"no {SUFFIX} model in {', '.join(words[:3])} ({what}); name another folder"
+    return hints[0] if hints else f"no {SUFFIX} model in {', '.join(arguments[:3])} ({what}); name another folder"
 
 
 def _absolute(option: Any) -> Any:

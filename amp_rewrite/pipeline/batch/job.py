@@ -188,7 +188,7 @@ def _states(target: Path) -> str:
     return " ".join(states) if all(states) else ""
 
 
-def _check_own(target: Path, earlier: Outcome | None) -> None:
+def _check_ownership(target: Path, earlier: Outcome | None) -> None:
     """Raise ModelError for an existing file unless an earlier run or a lost worker wrote it."""
     if not os.path.lexists(target):
         return
@@ -247,7 +247,7 @@ def _convert(job: Job, outcome: Outcome) -> Outcome:
             return outcome
         make_folder(path)
         if not job.settings.request.overwrite:
-            _check_own(path, old)
+            _check_ownership(path, old)
         result, external = converted.result, job.settings.request.external_data
         if external is None:
             external = result.nbytes > MAX_INLINE_BYTES

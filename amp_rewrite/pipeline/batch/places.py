@@ -150,18 +150,18 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
 # -- files of folders and globs ------------------------------------------------------------------------
 
 
-def files_of(words: Iterable[str], out: Path) -> dict[Path, Path]:
+def files_of(arguments: Iterable[str], out: Path) -> dict[Path, Path]:
     """Return the files in folders, globs, URLs and names, in order, with their paths relative to the folder or glob.
 
     With several folders, the relative paths start with the name of the folder. Files in the folder `out`, in hidden
     folders and in links to folders are left out, as are pipes and devices. ModelError for an argument without files.
     """
-    words = list(words)
-    several = sum(Path(word).is_dir() for word in words) > 1
+    arguments = list(arguments)
+    several = sum(Path(argument).is_dir() for argument in arguments) > 1
     files: dict[Path, Path] = {}
-    for word in words:
-        base, pairs = list_store(Path(word)) if url_of(word) else _list_local(word)
-        root = Path(Path(word).resolve().name) if several and Path(word).is_dir() else Path()
+    for argument in arguments:
+        base, pairs = list_store(Path(argument)) if url_of(argument) else _list_local(argument)
+        root = Path(Path(argument).resolve().name) if several and Path(argument).is_dir() else Path()
         inside = Path(canonical(base)).is_relative_to(canonical(out))
         for path, relative in pairs:
             hidden = any(part.startswith(".") for part in relative.parts[:-1])
@@ -191,11 +191,11 @@ def list_store(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
     return place, [(place / relative, Path(relative)) for relative in below]
 
 
-def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
-    path = Path(word)
+def _list_local(argument: str) -> tuple[Path, list[tuple[Path, Path]]]:
+    path = Path(argument)
     if not is_collection(path):
-        if not os.path.lexists(word):
-            raise ModelError(f"cannot read {word}: No such file or directory")
+        if not os.path.lexists(argument):
+            raise ModelError(f"cannot read {argument}: No such file or directory")
         return path.parent, [(path, Path(path.name))]
     if path.is_dir():
         base, files = path, _below(path)
@@ -204,7 +204,7 @@ def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
         base = Path(*path.parts[:plain])
         files = [file for file in base.glob(str(Path(*path.parts[plain:]))) if not _is_special(file)]
         if not files:
-            raise ModelError(f"no file matches {word!r}; check its spelling")
+            raise ModelError(f"no file matches {argument!r}; check its spelling")
     return base, [(file, file.relative_to(base)) for file in sorted(files)]
 
 
