@@ -142,7 +142,7 @@ def command_line_options() -> Collection[str] | None:
     return _OPTIONS.get()
 
 
-def option_of(keyword: str) -> str:
+def as_option(keyword: str) -> str:
     """Return the option for a keyword: `--rtol`, or `--set rtol` if the command has no such option."""
     key = keyword.replace("_", "-")
     return f"--{key}" if key in (_OPTIONS.get() or ()) else f"--set {key}"
@@ -159,7 +159,7 @@ def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
         return f"{keyword}={shown[:_MAX_VALUE_LENGTH]}{'…' if len(shown) > _MAX_VALUE_LENGTH else ''}"
     if option:
         return f"--{option}"
-    name = option_of(keyword)
+    name = as_option(keyword)
     if name.startswith("--set "):
         return f"{name}={'…' if value is None else str(value).lower() if isinstance(value, bool) else value}"
     return name if value is None or value is True else f"{name} {value}"

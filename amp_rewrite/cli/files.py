@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from amp_rewrite.cli import terminal
-from amp_rewrite.errors import ReportError, option_of
+from amp_rewrite.errors import ReportError, as_option
 from amp_rewrite.files.disk import check_place, make_folder, url_of, write_whole
 from amp_rewrite.settings.option import Progress
 from amp_rewrite.settings.request import CRITERION
@@ -199,7 +199,7 @@ def guided_request(settings: Request, shapes: Collection[str], explicit: Collect
     unusable = {"budget": not judged, "headroom": not (data or ranges)}
     for word in explicit:
         if unusable.get(word, not data and word in (*CRITERION, "feedback", "steps")):
-            raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE (and --tolerance X to repair)")
+            raise click.UsageError(f"{as_option(word)} needs input data; add --data FILE (and --tolerance X to repair)")
     if data and shapes:
         raise click.UsageError("--shape describes random input; leave out either --shape or the data")
     if ranges and data:

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files
 from amp_rewrite.cli.group import write_examples
-from amp_rewrite.errors import ConfigError, ModelError, advice, option_of, option_spelling
+from amp_rewrite.errors import ConfigError, ModelError, advice, as_option, option_spelling
 from amp_rewrite.files.disk import read_text
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.request import CRITERION, OPTIONS, Request, from_environment
@@ -268,7 +268,7 @@ def settings(
         if not any(key in group and typed & group for group in _ALTERNATIVES)
     }
     merged.update(from_environment(environ))
-    merged.update((key, OPTIONS[key].check(given[key], option_of(key))) for key in typed)
+    merged.update((key, OPTIONS[key].check(given[key], as_option(key))) for key in typed)
     changed = {name: value for name, value in in_file.items() if merged.get(name) is value}
     return Request(**merged, config=_described(changed, file) if file else "")
 

@@ -29,7 +29,7 @@ from amp_rewrite.runtime.gpu import main_memory
 from amp_rewrite.runtime.installation import NO_KERNEL
 from amp_rewrite.runtime.providers import CUDA_ONLY
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
-from amp_rewrite.settings.choices import Target, target_of
+from amp_rewrite.settings.choices import Target, recorded_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Device:
         Without a WebGPU device, a model for WebGPU is emulated as on CUDA, with smaller errors than WebGPU's sums in
         float16.
         """
-        webgpu = target_of(model) == Target.WEBGPU and self.provider is None
+        webgpu = recorded_target(model) == Target.WEBGPU and self.provider is None
         if webgpu and self.emulate is not True and webgpu_opens():
             return WEBGPU, False
         default = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())

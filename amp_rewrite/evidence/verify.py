@@ -32,7 +32,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, Runner, Value
-from amp_rewrite.settings.choices import Target, target_of
+from amp_rewrite.settings.choices import Target, recorded_target
 from amp_rewrite.settings.option import CriterionKeywords, Data, checked, takes
 from amp_rewrite.settings.request import CRITERION
 
@@ -174,7 +174,7 @@ class Side:
                 check_as_is(model, name, provider)
             model = quick_to_load(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
-        how = f" {EMULATED}{' as on CUDA' if target_of(model) == Target.WEBGPU else ''}" if emulates else ""
+        how = f" {EMULATED}{' as on CUDA' if recorded_target(model) == Target.WEBGPU else ''}" if emulates else ""
         description = f"{low or 'float32'}{how} on {runner.provider}"
         return cls(ModelRun(name, description), model, runner, tuple(notes), {} if cached else None)
 

@@ -164,7 +164,7 @@ def origin(view: View, value: ValueId, step: Step, limit: int | None = None) -> 
     return [value, *(read for _, read in upstream(view, value, step, limit))][-1]
 
 
-def first_input_of(kinds: Container[str]) -> Step:
+def first_input(kinds: Container[str]) -> Step:
     return lambda op: op.inputs[0] if op.kind in kinds else None
 
 
@@ -212,7 +212,7 @@ def exact(op: Op) -> bool:
 # -- reductions --------------------------------------------------------------------------------------
 
 
-def axes_of(view: View, op: Op) -> Sequence[int]:
+def reduction_axes(view: View, op: Op) -> Sequence[int]:
     """Return the axes of a reduction; an empty list if it reduces all axes, or if the model computes them."""
     axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
     return ints_attribute(op.node, "axes") if axes is None or axes.dtype.kind != "i" else axes.reshape(-1).tolist()

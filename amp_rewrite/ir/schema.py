@@ -313,20 +313,20 @@ def _dtype_in_attributes(node: NodeProto, inputs: InputTypes) -> DType | None:
         if a.name == "sparse_value":
             return DType.of(a.sparse_tensor.values.data_type)
         if a.name == "classes_strings":  # LabelEncoder-1 turns strings into integers and back
-            return DType.INT64 if _dtype_of_first(node, inputs) is DType.STRING else DType.STRING
+            return DType.INT64 if _first_input_dtype(node, inputs) is DType.STRING else DType.STRING
         if a.name in _DTYPE_BY_ATTRIBUTE:
             return _DTYPE_BY_ATTRIBUTE[a.name]
     return DType.FLOAT if node.op_type == "ConstantOfShape" else None
 
 
-def _dtype_of_first(_: NodeProto, inputs: InputTypes) -> DType | None:
+def _first_input_dtype(_: NodeProto, inputs: InputTypes) -> DType | None:
     return inputs[0].dtype if inputs and inputs[0] else None
 
 
-def _dtype_of_optional(node: NodeProto, inputs: InputTypes) -> DType | None:
+def _optional_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
     given = attribute(node, "type")
     content = type_of_proto(given.tp) if given is not None and not inputs else None
-    return content.dtype if content else _dtype_of_first(node, inputs)
+    return content.dtype if content else _first_input_dtype(node, inputs)
 
 
 _DTYPE_BY_ATTRIBUTE = {
@@ -339,12 +339,12 @@ _CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsemb
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
 _OUTPUT_RULES: Mapping[tuple[str, str], Callable[[NodeProto, InputTypes], DType | None]] = {
     **{("ai.onnx.ml", op): _dtype_in_attributes for op in _CLASSIFIERS},
-    **{("com.microsoft", op): _dtype_of_first for op in _ATTENTIONS},
+    **{("com.microsoft", op): _first_input_dtype for op in _ATTENTIONS},
     **{("", op): _dtype_in_attributes for op in ("Constant", "ConstantOfShape")},
     **dict.fromkeys(
         (("", "LayerNormalization"), ("", "SimplifiedLayerNormalization")),
         lambda node, _: DType.of(int_attribute(node, "stash_type", DType.FLOAT.code)),
     ),
-    ("", "LinearAttention"): _dtype_of_first,
-    ("", "Optional"): _dtype_of_optional,
+    ("", "LinearAttention"): _first_input_dtype,
+    ("", "Optional"): _optional_dtype,
 }

@@ -18,7 +18,7 @@ from onnx import GraphProto, ValueInfoProto
 from amp_rewrite.files.protos import all_graphs, clone
 from amp_rewrite.files.tensors import MAX_ELEMENTS
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.dataflow import axes_of, number
+from amp_rewrite.ir.dataflow import number, reduction_axes
 from amp_rewrite.ir.dims import (
     CONTENTS,
     INTEGERS,
@@ -59,7 +59,7 @@ def elements(sizes: Sequence[int | None] | None) -> int | None:
 
 def combined_elements(view: View, op: Op) -> int | None:
     """Return the number of elements combined into each result of a reduction; None if unknown."""
-    axes, shape = axes_of(view, op), shape_of(view, op.inputs[0]) or ()
+    axes, shape = reduction_axes(view, op), shape_of(view, op.inputs[0]) or ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return None
     return elements([shape[axis] for axis in axes])

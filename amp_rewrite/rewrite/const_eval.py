@@ -11,7 +11,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute, ints_attribute
-from amp_rewrite.ir.dataflow import first_input_of, reach, upstream
+from amp_rewrite.ir.dataflow import first_input, reach, upstream
 from amp_rewrite.ir.op_classes import (
     BROADCASTS,
     CARRIERS,
@@ -42,7 +42,7 @@ _MAX_MASK_ELEMENTS = 1 << 28  # in a constant mask, which is cut to one batch if
 
 def moves_before(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
     """Yield the moves upstream of a value, nearest first, each with its operand."""
-    return upstream(view, value, first_input_of(TRACED_MOVES))
+    return upstream(view, value, first_input(TRACED_MOVES))
 
 
 def permutation(op: Op) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.dataflow import axes_of, number
+from amp_rewrite.ir.dataflow import number, reduction_axes
 from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.shapes import Shape, elements
 from amp_rewrite.ir.view import Op, View
@@ -95,7 +95,7 @@ def log_sum_exp(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
 
 def _reduced_axes(site: EmulatedOp) -> list[int]:
     """Return the axes of a reduction; an empty list if they are unknown or if there are none."""
-    shape, axes = site.shape(0), axes_of(site.view, site.op)
+    shape, axes = site.shape(0), reduction_axes(site.view, site.op)
     if shape is None or (not axes and (site.input(1) or int_attribute(site.node, "noop_with_empty_axes", 0))):
         return []
     return sorted({axis % len(shape) for axis in axes or range(len(shape))})

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.attributes import int_attribute, ints_attribute, text_attribute
-from amp_rewrite.ir.dataflow import first_input_of, upstream
+from amp_rewrite.ir.dataflow import first_input, upstream
 from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, HEAVY, LAYERS, QUANTIZES
 from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -157,7 +157,7 @@ def _inward(view: View, product: Op, side: int) -> Op | None:
     transposes: list[Op] = []
     total: tuple[int, ...] = ()
     views: list[Op] = []
-    for op, _ in upstream(view, product.inputs[side], first_input_of(_TRANSPARENT)):
+    for op, _ in upstream(view, product.inputs[side], first_input(_TRANSPARENT)):
         if op.scope != product.scope:
             break
         if op.kind != "Transpose":

@@ -233,7 +233,7 @@ NEEDS = "needs"
 """Metadata setting for the oldest onnxruntime release that runs the model, if no other runtime does."""
 
 
-def target_of(model: Model) -> Target | None:
+def recorded_target(model: Model) -> Target | None:
     name = model.recorded("target")
     if not name:
         return None

@@ -71,7 +71,7 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
 
 
 def _match_nothing(view: View, rule: IoRule, names: Sequence[str]) -> None:
-    from amp_rewrite.settings.selectors import advice_on, matches_nothing  # late: most rules match
+    from amp_rewrite.settings.selectors import glob_advice, matches_nothing  # late: most rules match
 
     main = view.scopes[MAIN]
     if rule.names is _CACHE and any(_CACHE.fullmatch(view.value_name(v)) for v in (*main.inputs, *main.outputs)):
@@ -79,7 +79,7 @@ def _match_nothing(view: View, rule: IoRule, names: Sequence[str]) -> None:
     known = f"the names are {', '.join(names[:5])}" if names else "the model does not have any"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
     like = "like a key-value cache" if rule.names is _CACHE else repr(rule.glob)
-    hint = advice_on(rule.glob, names, known)
+    hint = glob_advice(rule.glob, names, known)
     matches_nothing(rule.text, f"io {rule.text!r}: no float32 {kind} is named {like}; {hint}")
 
 

@@ -44,7 +44,7 @@ class Condition:
         if operands < self.operands:
             return False
         for name, values in self.attributes:
-            actual = attributes[name] if name in attributes else default_of(domain, op_type, name)
+            actual = attributes[name] if name in attributes else onnx_default(domain, op_type, name)
             if not any(_same(actual, value) for value in values):
                 return False
         return True
@@ -115,7 +115,7 @@ def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> No
         raise ListError(f"{where}: {spell(domain, op_type)} has no attribute {attribute!r}; {hint}")
 
 
-def default_of(domain: str, op_type: str, attribute: str) -> object:
+def onnx_default(domain: str, op_type: str, attribute: str) -> object:
     """Return the default of an attribute in ONNX's newest schema; None if it has none."""
     import onnx.defs
     import onnx.helper

@@ -121,7 +121,7 @@ def option(default: Any, doc: str, **keywords: Any) -> Any:
 data_option, output_option = partial(option, group=DATA), partial(option, group=OUTPUT)
 
 
-def options_of(record: type) -> dict[str, Option]:
+def field_options(record: type) -> dict[str, Option]:
     """Return the options of a dataclass by name, with kinds and words from the types of its fields."""
     kinds = {tuple: Kind.LIST, bool: Kind.SWITCH, float: Kind.NUMBER, int: Kind.WHOLE}
     types, found = get_type_hints(record), dict[str, Option]()

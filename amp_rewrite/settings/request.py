@@ -44,8 +44,8 @@ from amp_rewrite.settings.option import (
     Progress,
     check_keyword_names,
     data_option,
+    field_options,
     option,
-    options_of,
     output_option,
 )
 
@@ -369,7 +369,7 @@ def _spelling(value: object) -> str:
     return "" if value is None else str(getattr(value, "value", value))
 
 
-OPTIONS = options_of(Request)
+OPTIONS = field_options(Request)
 """All options, in the order of report and metadata."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.group == PRECISION}
 """The options that determine types; these are also the keywords of `convert` in Python."""

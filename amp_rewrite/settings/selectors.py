@@ -156,7 +156,7 @@ def _selected(view: View, key: str, expression: re.Pattern[str]) -> Selected:
     if key == "fed_by":
         made = (v for op in _selected(view, "op", expression) for v in view.ops[op].results)
         return frozenset(use.op for value in Flow(view, _CONDUITS).forth(made) for use in view.uses[value])
-    texts = _TEXTS_OF[key]
+    texts = _TERM_TEXTS[key]
     return frozenset(op.id for op in view.ops if any(map(expression.search, texts(view, op))))
 
 
@@ -183,7 +183,7 @@ def torch_scopes(text: str) -> list[str]:
     return [name[1:-1] for name in _TEXT.findall(text)] if isinstance(text, str) and _TEXTS.fullmatch(text) else []
 
 
-_TEXTS_OF: Mapping[str, Callable[[View, Op], Iterable[str]]] = {
+_TERM_TEXTS: Mapping[str, Callable[[View, Op], Iterable[str]]] = {
     "name": lambda view, op: (op.name,),
     "op": lambda view, op: (op.kind,),
     "scope": _positions,
@@ -205,14 +205,14 @@ def _first_pattern(view: View, patterns: Sequence[str]) -> dict[OpId, str]:
 def _hint(view: View, term: SelectorTerm) -> str:
     if term.key == "name" and term.text in view.by_kind:
         return f"did you mean 'op={term.text}'?"
-    texts = _TEXTS_OF.get(term.key, _TEXTS_OF["op"])
+    texts = _TERM_TEXTS.get(term.key, _TERM_TEXTS["op"])
     candidates = (text for op in view.ops for text in texts(view, op))
     if term.key == "scope":
         candidates = (text.rpartition("/")[0] for text in candidates)
-    return advice_on(term.text, candidates, "'amp-rewrite report -v' prints the names")
+    return glob_advice(term.text, candidates, "'amp-rewrite report -v' prints the names")
 
 
-def advice_on(text: str, candidates: Iterable[str], otherwise: str) -> str:
+def glob_advice(text: str, candidates: Iterable[str], otherwise: str) -> str:
     """Return "did you mean …?" with the candidate closest to a glob, ignoring case and domain, or `otherwise`."""
     bare = re.sub(r"[*?]", "", text).lower().strip("/")
     spellings: dict[str, str] = {}

@@ -28,7 +28,7 @@ from amp_rewrite.cli.files import (
 )
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.errors import ModelError, count, option_of
+from amp_rewrite.errors import ModelError, as_option, count
 from amp_rewrite.files.disk import is_collection, name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.ir.gc_paused import gc_paused
@@ -75,7 +75,7 @@ def convert(
         return convert_batch((model, *map(Path, out)), output, run, request)
     for word in ("jobs", "resume"):
         if getattr(run, word):
-            raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and add -o FOLDER")
+            raise click.UsageError(f"{as_option(word)} is for several models; name a folder, and add -o FOLDER")
     target = _destination(out, output)
     settings = parameters.take_settings(given)
     request = guided_request(settings, shapes, explicit)

@@ -10,7 +10,7 @@ from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir import op_classes as kinds
-from amp_rewrite.ir.dataflow import exact, first_input_of, is_external, keeps_type, origin, trail
+from amp_rewrite.ir.dataflow import exact, first_input, is_external, keeps_type, origin, trail
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -20,7 +20,7 @@ LOW, HIGH = "low", "high"
 """The terminals of the cut: source and sink."""
 End = int | str | tuple[str, int]
 """A vertex, the terminal of a fixed type, or an auxiliary node."""
-_copied = first_input_of(kinds.COPIES)
+_copied = first_input(kinds.COPIES)
 
 
 def scale_is_tied(view: View, cluster: Cluster, low: DType) -> bool:
@@ -76,7 +76,7 @@ class Free:
         if op.kind == "Cast" and v not in self.spread.low:
             return HIGH if p.widens(op) else None
         codes = (
-            trail(p.view, op.inputs[0], first_input_of(kinds.QUANTIZES), 1)[1] if op.kind in kinds.DEQUANTIZES else None
+            trail(p.view, op.inputs[0], first_input(kinds.QUANTIZES), 1)[1] if op.kind in kinds.DEQUANTIZES else None
         )
         if v in self.spread.low or p.view.constant(codes) is not None:
             return None  # a Cast after a decoded weight would run on every call and hide the quantization

@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint, float32
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import exposed, first_input_of, input_variable, output_variable, trail
+from amp_rewrite.ir.dataflow import exposed, first_input, input_variable, output_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LOW_ONLY
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import unknown
@@ -289,7 +289,7 @@ class _Types:
                 for v in tail:
                     self.low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], _AFFINE_NOTE))
             elif dtype is p.to:  # the input, and the copies upstream of it, must be float32
-                passed, source = trail(p.view, cluster.entry, first_input_of(_SEEN_THROUGH))
+                passed, source = trail(p.view, cluster.entry, first_input(_SEEN_THROUGH))
                 maker = p.view.producer(source)
                 high = p.of_ops(op.id for op in (*passed, maker) if op is not None)
             for v in high:

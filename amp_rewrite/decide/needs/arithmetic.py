@@ -11,7 +11,7 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, Va
 from amp_rewrite.decide.sizes import FREE, summed_labels, terms_of_product
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
-from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
+from amp_rewrite.ir.dataflow import orders, outweighs, reduction_axes
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.patterns.scores import MAX_GRID, scored_rows
@@ -245,12 +245,12 @@ def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fac
 def adds_peak(facts: Facts, op: Op) -> bool:
     """True for a sum along rows whose largest element is 1, so the sum is not small."""
     peak = facts[op.inputs[0]].peak
-    return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_axes_from_end(facts, op)))
+    return bool(peak) and (not reduction_axes(facts.view, op) or set(peak) <= set(_axes_from_end(facts, op)))
 
 
 def _axes_from_end(facts: Facts, op: Op) -> tuple[int, ...]:
     """Return the axes of a reduction, counted from the end if the rank is known; all axes if none are given."""
-    axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
+    axes, shape = reduction_axes(facts.view, op), shape_of(facts.view, op.inputs[0])
     if shape is None:
         return tuple(axes)
     return tuple(axis - len(shape) if axis >= 0 else axis for axis in axes or range(len(shape)))

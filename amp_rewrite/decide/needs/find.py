@@ -15,7 +15,7 @@ from amp_rewrite.decide.reasons import Paint, Pin, described, float32
 from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, terms_of_product
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import Flow, axes_of, computes, float32_ops
+from amp_rewrite.ir.dataflow import Flow, computes, float32_ops, reduction_axes
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS, SUMS
 from amp_rewrite.ir.ops import Need
 from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, snakes
@@ -146,7 +146,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
                 why = "a square that no sum, mean, root or divisor reads"
                 yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
             continue
-        terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(axes_of(view, op)) == [-1]
+        terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(reduction_axes(view, op)) == [-1]
         if terms is None or any(len(pair) == 1 or of_rows for pair in facts[op.inputs[0]].squares):
             continue  # sums of squares, or of products along the last axis, as in gradients of norms
         if op.kind == "ReduceSum" and terms <= _MAX_SUM_TERMS:

@@ -16,7 +16,7 @@ from amp_rewrite.decide.reasons import described
 from amp_rewrite.decide.sizes import summed_axes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute
-from amp_rewrite.ir.dataflow import first_input_of, origin, reach
+from amp_rewrite.ir.dataflow import first_input, origin, reach
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
@@ -194,7 +194,7 @@ def _after(view: View, source: ValueId) -> set[OpId]:
 @once
 def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> bool:
     """True for few weights that sum to 0 along the axes; without axes, for filters if half of them sum to 0."""
-    source = origin(view, value, first_input_of(("Cast", "Identity"))) if value is not None else None
+    source = origin(view, value, first_input(("Cast", "Identity"))) if value is not None else None
     weights = view.array(source, _MAX_WEIGHTS)
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
         return False

@@ -140,7 +140,7 @@ class FillReach:
 @once
 def far_reaches(view: View, to: DType) -> Collection[FillReach]:
     """Return the reach of each fill that overflows, perhaps after a product, or that is rounded and compared."""
-    reaches = [reach_of(view, to, view.uses[value], level) for value, level in far_fills(view, to).items()]
+    reaches = [follow_fill(view, to, view.uses[value], level) for value, level in far_fills(view, to).items()]
     return [reach for reach in reaches if reach.farthest > to.max or reach.compared]
 
 
@@ -154,7 +154,7 @@ def fill_carriers(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, fl
         yield from ((op_id, cause, reach.level) for op_id in {*carriers, *reach.exact} if op_id is not None)
 
 
-def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> FillReach:
+def follow_fill(view: View, to: DType, uses: Collection[Use], level: float) -> FillReach:
     """Follow a fill from these uses. O(reached values + their uses)."""
     reach = FillReach(view, to, level)
     edges = Flow(view, {})

@@ -22,7 +22,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import Flow, exposed, orders
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
-from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
+from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, follow_fill
 from amp_rewrite.ir.patterns.scores import FILL, MAX_GRID, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -193,7 +193,7 @@ def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
 
 def _harmless(view: View, to: DType, uses: Collection[Use], level: float) -> bool:
     """True if a fill exceeds the range somewhere after these uses, and its exact value does not matter."""
-    reach = reach_of(view, to, uses, level)
+    reach = follow_fill(view, to, uses, level)
     fits = bounded(level, to) * reach.most <= to.max < reach.farthest
     return fits and reach.ends and not reach.direct_readers
 

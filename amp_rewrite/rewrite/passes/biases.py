@@ -19,7 +19,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.dataflow import OUTWEIGHS, first_input_of, is_only_reader, only_reader, orders, outweighs
+from amp_rewrite.ir.dataflow import OUTWEIGHS, first_input, is_only_reader, only_reader, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
@@ -28,7 +28,7 @@ from amp_rewrite.rewrite.builder import NewNodes, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
-_relabel_source = first_input_of(RELABELS)
+_relabel_source = first_input(RELABELS)
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:

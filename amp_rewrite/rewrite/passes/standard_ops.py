@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.dataflow import axes_of, number, only_reader
+from amp_rewrite.ir.dataflow import number, only_reader, reduction_axes
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
@@ -105,7 +105,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
 def _reduction_obstacle(view: View, cluster: Cluster, rank: int) -> str | None:
     """Return why the reductions of a cluster are not over the last axis with keepdims; None if they are."""
     for op in (op for op_id in cluster.ops if (op := view.ops[op_id]).kind in _REDUCTIONS):
-        if op.kind == "GlobalAveragePool" or list(axes_of(view, op)) not in ([-1], [rank - 1]):
+        if op.kind == "GlobalAveragePool" or list(reduction_axes(view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis only"
         if not int_attribute(op.node, "keepdims", 1):
             return "it drops the reduced axis"

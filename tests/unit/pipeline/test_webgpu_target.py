@@ -10,7 +10,7 @@ from amp_rewrite.evidence.opening import Device
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime.runner import WEBGPU
-from amp_rewrite.settings.choices import Target, target_of
+from amp_rewrite.settings.choices import Target, recorded_target
 from support.paths import TESTS
 
 
@@ -34,8 +34,8 @@ def test_attention_is_expanded_into_its_function(name: str) -> None:
 
 def test_a_converted_model_records_its_target_and_runs_accordingly(monkeypatch: pytest.MonkeyPatch) -> None:
     converted = convert(TESTS / "models" / "cnn_ts13.onnx", target="webgpu", lower=["op=Conv"])
-    assert target_of(converted.result) == Target.WEBGPU
-    assert target_of(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
+    assert recorded_target(converted.result) == Target.WEBGPU
+    assert recorded_target(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
     monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: True)
     way = Device().choose(converted.result)
     assert way == (WEBGPU, False)
