@@ -137,7 +137,7 @@ class Builder(NodeBuilder):
         return expand
 
     def unexpanded(self, x: str) -> str:
-        """Return the input of `expand` if `x` is its result, for readers with broadcasting; otherwise return `x`."""
+        """Return the input of `expand` if `x` is its result, for broadcasting readers; otherwise return `x`."""
         return self._expand_inputs.get(x, x)
 
     # -- inputs and outputs ----------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Builder(NodeBuilder):
         return name
 
     def promote(self, name: str) -> None:
-        """Turn an initializer into the last graph input, with the same name, type and shape."""
+        """Replace an initializer with a graph input of the same name, type and shape, after the other inputs."""
         index = next((i for i, t in enumerate(self.graph.initializer) if t.name == name), None)
         if index is None:
             raise GradientError(f"{name!r} is not an initializer of the main graph, so it cannot become an input")

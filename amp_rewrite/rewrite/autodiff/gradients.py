@@ -29,7 +29,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 
     The method is reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3), with the rules of
     `rewrite.autodiff.vjp` for the ops on the paths from `wrt` to the loss. The forward pass is rewritten as in
-    `differentiable`, and a model below opset 16 is converted to it. O(nodes + uses).
+    `differentiable`, and a model of a lower opset is converted to opset 16. O(nodes + uses).
 
     Args:
         model: the model, in any form that `Model.load` accepts; it is not changed.
@@ -166,7 +166,7 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
 
 
 def _sum(b: Builder, gradients: Sequence[str] | None) -> str | None:
-    """Append the sum of the gradients of several uses; all but one may broadcast."""
+    """Append the sum of the gradients of several uses, without their Expands unless all have one."""
     if not gradients:
         return None
     if len(gradients) == 1:

@@ -2,12 +2,12 @@
 
 Kernels draw from a generator inside the session, which cannot be saved in a checkpoint. Here, the numbers of a run are
 computed from a state of 12 integers. Each run advances every integer by one step of a Lehmer generator with its own
-multiplier (Park and Miller, 1988; the multipliers are theirs, Fishman's and L'Ecuyer's). Neighboring integers
-are combined into the coefficients of three polynomials R, C and T modulo the prime p = 2^31 - 1. The values of a
-polynomial with n random coefficients are n-wise independent (Carter and Wegman, Universal classes of hash functions,
-1979). Element (i, j) of a value is the fractional part of R(i)/p C(j) + T(j)/p, where i starts at a different offset in
-each op. This takes few operations per element. Integer arithmetic is exact and IEEE 754 defines the rounding of the
-float64 operations, so every provider draws the same numbers.
+multiplier (Park and Miller, 1988; the multipliers are theirs, Fishman's and L'Ecuyer's). Neighboring integers are
+combined into the coefficients of three polynomials R, C and T modulo the prime p = 2^31 - 1. The values of a polynomial
+with n random coefficients are n-wise independent (Carter and Wegman, Universal classes of hash functions, 1979).
+Element (i, j) of a value is the fractional part of R(i)/p C(j) + T(j)/p, where i starts at a different offset in each
+op. This takes few operations per element. Integer arithmetic is exact and IEEE 754 defines the rounding of the float64
+operations, so every provider draws the same numbers.
 """
 
 from __future__ import annotations

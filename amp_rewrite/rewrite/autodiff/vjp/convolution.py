@@ -14,7 +14,7 @@ from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scatter
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, row
 
 _MIN_CHANNELS, _MAX_TAPS = 8, 49
-"""Measured limits for products per tap: within them, the products are faster than a convolution on a CPU."""
+"""Limits for computing one product per tap; within them, it is faster than a convolution on a CPU, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def explicit_pads(v: Call, rank: int) -> Pads | None:
 
 
 def split_pads(v: Call, totals: Sequence[int]) -> Pads:
-    """Split padding between front and back; `auto_pad` SAME_UPPER puts an odd element at the back, others in front."""
+    """Split padding between front and back. An odd element goes to the back for SAME_UPPER, else to the front."""
     smaller = tuple(t // 2 for t in totals)
     larger = tuple(t - t // 2 for t in totals)
     return (smaller, larger) if v.attr("auto_pad", "NOTSET") == "SAME_UPPER" else (larger, smaller)
@@ -187,7 +187,10 @@ def _conv(v: Call) -> Window:
 
 
 def _conv_x(v: Call, slot: int) -> str:
-    """Append the input gradient: another Conv for a pointwise Conv, since more kernels exist than for ConvTranspose."""
+    """Append the input gradient. For a pointwise Conv, it is another Conv.
+
+    More kernels exist for Conv than for ConvTranspose.
+    """
     conv = _conv(v)
     if conv.group == 1 and {*conv.kernel, *conv.strides} == {1} and not any(conv.pads):
         transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])
@@ -201,9 +204,10 @@ def _conv_bias(v: Call, slot: int) -> str:
 
 
 def _transposed_window(v: Call) -> Window:
-    """Return the window of a ConvTranspose. It is the input gradient of a Conv, so its output is the wide tensor.
+    """Return the window of a ConvTranspose.
 
-    With `auto_pad` or `output_shape`, the padding is the excess of the full result over the output.
+    A ConvTranspose computes the input gradient of a Conv, so its output is the wide tensor. With `auto_pad` or
+    `output_shape`, the padding is the excess of the full result over the output.
     """
     kernel = v.dims(1, _PURPOSE)[2:]
     unpadded = window_without_pads(v, kernel, wide=v.out_shape, narrow=v.shape(0))
@@ -244,9 +248,9 @@ def _average_pool(v: Call, slot: int) -> str:
     pool = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.out_shape)
     share = v.do("Div", v.g, _window_counts(v, pool))
     shape = v.shape_part(v.b.shape_of(share) if v.b.original(share) else v.b.op("Shape", share), 2, 2 + pool.rank)
-    separate = v.b.reshape(share, v.b.op("Concat", v.b.ints([-1, 1]), shape, axis=0))
+    by_channel = v.b.reshape(share, v.b.op("Concat", v.b.ints([-1, 1]), shape, axis=0))
     ones = v.b.full(v.b.ints([1, 1, *pool.kernel]), 1.0, v.dtype(0))
-    return v.b.reshape_like(pool.input_grad(v, separate, ones, v.x(0)), v.x(0))
+    return v.b.reshape_like(pool.input_grad(v, by_channel, ones, v.x(0)), v.x(0))
 
 
 def _window_counts(v: Call, pool: Window) -> str | float:

@@ -52,7 +52,7 @@ def _exponent(v: Call, slot: int) -> str:
 
 
 def _root(v: Call, slot: int) -> str:
-    """Append g/(2y), but 0 if x is a sum of squares and zero, as in torch.std and torch.linalg.vector_norm."""
+    """Append g/(2y), but 0 for a zero sum of squares, as in torch.std and torch.linalg.vector_norm."""
     gradient = v.do("Div", v.do("Mul", v.g, 0.5), v.y())
     view, x = v.b.view, v.b.original(v.x(0))
     summed = None if x is None else view.producer(origin(view, x.id, multiples(view)))
@@ -91,7 +91,7 @@ def _branch(v: Call, slot: int) -> str:
 
 
 def _clip_x(v: Call, slot: int) -> str:
-    """Pass the gradient within the bounds, including them as torch.clamp does, but not for relu6 and hardtanh."""
+    """Pass the gradient within the bounds. They are included, as in torch.clamp, except for relu6 and hardtanh."""
     equal = "" if v.torch_op.startswith(("relu6", "hardtanh")) else "OrEqual"
     inside = [v.do(f"{op}{equal}", v.x(0), v.x(bound)) for op, bound in (("Greater", 1), ("Less", 2)) if v.has(bound)]
     if not inside:

@@ -85,7 +85,7 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 
 
 def _if_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    """Append the gradients of the captured values; they are zeros in a branch without a use of the value."""
+    """Append the gradients of the captured values. Each branch returns zeros for values it does not read."""
     branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
         check_no_random_ops(v, scope, "branch")
@@ -141,16 +141,16 @@ def _steps(v: Call) -> _Steps:
         control, count = (), len(before) - v.attr("num_scan_inputs")
 
     def sliced(names: Sequence[str], kind: str) -> tuple[_Sliced, ...]:
-        axes, directions = (v.attr(f"scan_{kind}_{what}") or [0] * len(names) for what in ("axes", "directions"))
-        places = enumerate(zip(names, axes, directions, strict=True), start=count)
-        return tuple(_Sliced(name, slot, axis, direction) for slot, (name, axis, direction) in places)
+        axes, directions = (v.attr(f"scan_{kind}_{field}") or [0] * len(names) for field in ("axes", "directions"))
+        tensors = enumerate(zip(names, axes, directions, strict=True), start=count)
+        return tuple(_Sliced(name, slot, axis, direction) for slot, (name, axis, direction) in tensors)
 
     pairs = enumerate(zip(before[:count], after[:count], strict=True))
     carried = tuple(_Carried(b, a, first + i, i) for i, (b, a) in pairs)
     return _Steps(carried, sliced(before[count:], "input"), sliced(after[count:], "output"), control)
 
 
-def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
+def _carried_with_gradients(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
     """Return the carried tensors affected by a differentiated value, in the same step or after several."""
     view, scope = v.b.view, v.op.bodies[0]
     ids, ends = values_in(view)[scope], view.scopes[scope].outputs
@@ -167,18 +167,18 @@ def _differentiated(v: Call, steps: _Steps, slots: Sequence[int], names: Sequenc
 
 
 def _is_tensor(v: Call, value: ValueId) -> bool:
-    kind = v.b.view.types[value]
-    return kind is None or kind.container == TENSOR
+    vtype = v.b.view.types[value]
+    return vtype is None or vtype.container == TENSOR
 
 
 def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     """Append the backward Scan; return the gradients of the inputs in `slots`, then those of the captured `names`."""
     steps, b = _steps(v), v.b.body(v.op.bodies[0])
     check_no_random_ops(v, v.op.bodies[0], "body")
-    carried, inputs = _differentiated(v, steps, slots, names), [s for s in steps.inputs if s.slot in slots]
+    carried, inputs = _carried_with_gradients(v, steps, slots, names), [s for s in steps.inputs if s.slot in slots]
     outputs = [s for s in steps.outputs if v.gradients[s.slot] is not None]
     states = [_new_input(b, c.before) for c in carried]
-    sums = [_new_input(b, name, summed(b, name)) for name in names]
+    sums = [_new_input(b, name, sum_dtype(b, name)) for name in names]
     slices = [_new_input(b, s.inner) for s in outputs]
     ends = [*[c.after for c in carried], *[s.inner for s in outputs]]
     gradients = v.backward(
@@ -188,20 +188,20 @@ def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[
     )
     results = [(gradients[c.before], formal) for c, formal in zip(carried, states, strict=True)]
     for name, formal in zip(names, sums, strict=True):
-        term = b.cast(gradients[name], summed(b, name), of=b.dtype(name))
+        term = b.cast(gradients[name], sum_dtype(b, name), of=b.dtype(name))
         results.append((b.op("Add", formal.name, term), formal))
     results += [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in inputs]
     graph = body_graph(b, results)
-    needed = {o.name for o in graph.output}.union(names_read(graph.node))
+    required = {o.name for o in graph.output}.union(names_read(graph.node))
     if not outputs:  # the Scan needs a value with one slice per step
-        needed.add(next(iter((*[s.inner for s in steps.inputs], *steps.control))))
-    saved = _saved_values(v, steps, needed)
-    reread_inputs = [s for s in steps.inputs if s.inner in needed]
+        required.add(next(iter((*[s.inner for s in steps.inputs], *steps.control))))
+    saved = _saved_values(v, steps, required)
+    reread_inputs = [s for s in steps.inputs if s.inner in required]
     formals = [declared_like(b, name, name) for name in (*saved, *[s.inner for s in reread_inputs])]
     refill(graph, "input", [*states, *sums, *formals, *slices])
     _hoist(b, graph, v.b)
     initial = [v.gradients[c.output] or v.zeros(c.slot) for c in carried]
-    initial += [v.b.zeros_like(name, summed(v.b, name)) for name in names]
+    initial += [v.b.zeros_like(name, sum_dtype(v.b, name)) for name in names]
     scanned = [*saved.values(), *[v.x(s.slot) for s in reread_inputs], *[v.gradients[s.slot] or "" for s in outputs]]
     graph.name = f"{v.op.name}_grad"
     sliced = [_Sliced("", 0)] * len(saved) + reread_inputs + outputs
@@ -222,7 +222,7 @@ def _scan_rule(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[
         zip([*[c.slot for c in carried], *[s.slot for s in inputs]], [*last[:first], *last[end:]], strict=True)
     )
     totals = zip(names, last[first:end], strict=True)
-    sums_over_steps = [v.b.cast(total, v.b.element_type(name), of=summed(v.b, name)) for name, total in totals]
+    sums_over_steps = [v.b.cast(total, v.b.element_type(name), of=sum_dtype(v.b, name)) for name, total in totals]
     return [*[by_slot[slot] for slot in slots], *sums_over_steps]
 
 
@@ -230,7 +230,7 @@ def _new_input(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoPr
     return declared_like(b, b.fresh(f"{name}_back"), name, dtype)
 
 
-def summed(b: Builder, name: str) -> DType:
+def sum_dtype(b: Builder, name: str) -> DType:
     """Return the type of a sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
     dtype = b.element_type(name)
     return DType.FLOAT if dtype.low else dtype
@@ -255,20 +255,20 @@ def _hoist(b: Builder, graph: GraphProto, outside: Builder) -> None:
     refill(graph, "node", inner)
 
 
-def _saved_values(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
+def _saved_values(v: Call, steps: _Steps, required: set[str]) -> dict[str, str]:
     """Add outputs with the stacked start values of all steps, for values read by the backward pass.
 
     Return the outputs by the names of the values in the body.
     """
     node = v.b.graph.node[v.position]
     graph = next(body for _, body in bodies(node))
-    inner = v.b.body(v.op.bodies[0])
+    body_builder = v.b.body(v.op.bodies[0])
     saved = {}
     for name in (*steps.control, *[c.before for c in steps.carried]):
-        if name in needed:
-            if not _is_tensor(v, inner.ids[name]):
+        if name in required:
+            if not _is_tensor(v, body_builder.ids[name]):
                 raise v.error(f"its carried value {name!r} is not a tensor and has no gradient; carry a tensor instead")
-            output = declared_like(inner, v.b.fresh(f"{name}_before"), name)
+            output = declared_like(body_builder, v.b.fresh(f"{name}_before"), name)
             graph.node.append(identity(name, output.name))
             graph.output.append(output)
             saved[name] = v.b.extra_output(v.position, len(graph.output) - 1 - (v.op.op_type == "Loop"))

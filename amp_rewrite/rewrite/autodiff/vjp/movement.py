@@ -158,7 +158,7 @@ def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
 
 
 def _pad(v: Call, slot: int) -> str:
-    """Crop to the original part, or in a mode with repeated elements, scatter-add each to its origin."""
+    """Crop to the original part, or, in a mode with repeated elements, scatter-add each one to its origin."""
     if v.attr("mode", "constant") != "constant":
         return scatter_by_position(v, repeats=True)
     axes = (v.x(3),) if v.has(3) else ()

@@ -8,8 +8,8 @@ A row (`row(…)`) has one entry per formal input. An entry is one of these:
 - `Joint()`: the row's `joint_rule` computes the gradient along with those of other inputs and captured values (Scan,
   Loop).
 
-`v` is the op (`Call`). `v.g` is the gradient of its first output, and `v.x(i)` and `v.y(i)` are the names of its inputs
-and outputs; see also `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)` and `v.constant(i)`.
+`v` is the op, a `Call`. `v.g` is the gradient of its first output, and `v.x(i)` and `v.y(i)` name its inputs and
+outputs; see also `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)` and `v.constant(i)`.
 `v.do(op, …)` appends an op, and turns numbers into constants of the first input's type. `v.b` is the `Builder`, with
 methods for ops whose form depends on the opset. Equal nodes are appended once, so the entries of a row can repeat
 common terms. `v.sum_to(gradient, slot)` reverses a broadcast, and `v.divided(gradient, count)` divides for a mean. Dims
@@ -17,7 +17,7 @@ can be symbolic or unknown: use static dims, compute shapes in the graph (`v.b.s
 integer or bool input needs an entry only as a placeholder.
 
 Each family has a module with `ROWS`, and a test compares every row with central differences in float64. `gradients`
-replaces an operator without a row by its function body, if it has one in onnx.
+replaces an operator without a row with its function body, if onnx has one.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder, Shape, fixed_dims
 
-_TORCH_METADATA = "pkg.torch.onnx.fx_node"
+_TORCH_KEY = "pkg.torch.onnx.fx_node"
 """Metadata key used by PyTorch's exporter for the origin of a node."""
-_ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
+_ATEN_TARGET = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """An input with its gradient computed along with those of all other joint inputs, by the row's `joint_rule`."""
+    """An input differentiated together with all other joint inputs, by the row's `joint_rule`."""
 
 
 Partial = Callable[["Call", int], str]
@@ -116,8 +116,8 @@ class Forward:
     @property
     def torch_op(self) -> str:
         """The PyTorch operator exported as this op, such as "max.dim"; "" if it is not recorded."""
-        text = next((entry.value for entry in self.op.node.metadata_props if entry.key == _TORCH_METADATA), "")
-        match = _ATEN.search(text)
+        text = next((entry.value for entry in self.op.node.metadata_props if entry.key == _TORCH_KEY), "")
+        match = _ATEN_TARGET.search(text)
         return match[1] if match else ""
 
     def shape(self, slot: int) -> Shape | None:
@@ -218,12 +218,12 @@ class Call(Forward):
         types, the division is in float32, since they cannot represent large integers.
         """
         dtype = self.dtype(0)
-        wide = DType.FLOAT if dtype.low else dtype
+        wide_dtype = DType.FLOAT if dtype.low else dtype
         if isinstance(count, str):
-            divisor = self.b.reduce("ReduceSum", self.b.full(count, 1.0, wide), None, keepdims=False)
+            divisor = self.b.reduce("ReduceSum", self.b.full(count, 1.0, wide_dtype), None, keepdims=False)
         else:
-            divisor = self.b.scalar(float(count), wide)
-        return self.b.cast(self.b.op("Div", self.b.cast(gradient, wide, of=dtype), divisor), dtype, of=wide)
+            divisor = self.b.scalar(float(count), wide_dtype)
+        return self.b.cast(self.b.op("Div", self.b.cast(gradient, wide_dtype, of=dtype), divisor), dtype, of=wide_dtype)
 
     def zeros(self, slot: int) -> str:
         return self.b.zeros_like(self.x(slot), self.dtype(slot))
