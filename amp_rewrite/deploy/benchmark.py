@@ -216,7 +216,7 @@ def bench(
 
     Raises:
         ModelError: a model cannot be opened or run; the message names it.
-        FeedError: the data do not match the models.
+        FeedError: the data does not match the models.
         PolicyError: an argument is invalid.
 
     Example:

@@ -1,1 +1,1 @@
-"""Measurements that run models: input data, ranges, errors and verdicts."""
+"""Measurements from runs of models: input data, ranges, errors and verdicts."""

@@ -158,7 +158,7 @@ def casting_in_graph(model: Model) -> Model:
 
     A pending cast must finish, in memory or in a file, before the model loads. A Cast node runs when the weight is
     read, and for a lookup table it casts only the gathered rows. Where a pending cast saturates, a Cast node would
-    return infinity, so such weights keep their pending cast. O(bytes of weights to round), streamed.
+    return infinity, so these weights keep their pending casts. O(bytes of weights to round), streamed.
     """
     proto = clone(model.proto)
     inputs = {v.name for v in proto.graph.input}
@@ -227,7 +227,7 @@ def quick_to_load(model: Model) -> Model:
 
     Pending casts become Cast nodes, which onnxruntime folds in memory; otherwise, the whole model would be written to a
     temporary folder. This applies up to a quarter of the machine's memory, since two models may be loaded at once. A
-    larger model stays in a file, because the system can then release its pages.
+    larger model is left in a file, because the system can then release its pages.
     """
     return casting_in_graph(model) if model.nbytes <= main_memory() // 4 else model
 

@@ -39,7 +39,7 @@ class Range(Fit):
         )
 
     def headroom(self, to: DType) -> float:
-        """Return the factor by which values can grow before they overflow; infinity if all are zero."""
+        """Return the largest factor for the values without overflow; infinity if all values are zero."""
         return to.max / self.absmax if self.absmax else math.inf
 
 

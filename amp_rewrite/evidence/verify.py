@@ -75,7 +75,7 @@ def verify(
         outputs: names of the outputs to compare; by default all.
         equal_nan: accept NaN on both sides.
         emulate: run low ops as float32 ops with rounding; by default unless CUDA loads, since the CPU does not round.
-        provider: the required provider; None means WebGPU for a model converted for it, else CUDA, else the CPU.
+        provider: the required provider; None means WebGPU for a model converted for it; otherwise CUDA or the CPU.
         progress: called as `progress(done, total)` after each batch.
         **near: the criterion, as one of the options below.
 
@@ -258,7 +258,7 @@ SCHEMA = 1
 _DEFAULT_STEPS = 100
 """Number of steps in the suggested command."""
 _MAX_ROUNDING = 0.16
-"""Largest error that rounding to bfloat16 explains: twice the suggested tolerance."""
+"""Largest error to attribute to rounding to bfloat16: twice the suggested tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +424,7 @@ class Verdict(Result):
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """Command-line options that feed the states back."""
+        """Command-line options for feedback of the states."""
         words = [word for text in self.states for word in ("--feedback", text)]
         return (*words, "--steps", str(_DEFAULT_STEPS)) if words and self.fed.batches == 1 else tuple(words)
 

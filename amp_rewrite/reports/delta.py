@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"
-"""The kind for ops that are float32 only in B: raised, or added in float32."""
+"""The kind of ops in float32 only in B: raised, or added in float32."""
 _MAX_BYTES = 60_000  # a GitHub comment is limited to 65536 characters
 _MAX_CELL = 200
 _MAX_ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others

@@ -20,9 +20,9 @@ _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
 _MIN_OPS = 5
 """Minimum size of the larger model, in ops, to call two models unrelated."""
 _MIN_SHARE, _MIN_SHARE_SAME_PORTS = 0.25, 0.05
-"""Minimum share of the larger model's ops that two models must have in common to count as versions of one model: in
-general, and if their inputs and outputs have the same names. Of the shipped models, 436 of 442 pairs of different
-architectures have less in common, and all 310 pairs of a model and its conversion have more."""
+"""Minimum share of the larger model's ops in common between two versions of one model: in general, and if their inputs
+and outputs have the same names. Of the shipped models, 436 of 442 pairs of different architectures have less in common,
+and all 310 pairs of a model and its conversion have more."""
 
 
 @gc_paused()
@@ -294,7 +294,7 @@ _EVIDENCE = (
     (_UP,),
     (_NAME,),
 )
-"""Combinations of facts that match rows, the strongest first."""
+"""Combinations of facts to match rows by, the strongest first."""
 _Facts = Mapping[int, Sequence[Hashable]]
 
 

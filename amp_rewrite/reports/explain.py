@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An op and the ops behind its type, with the root last. `asked`: the name in the query.
+    """An op and the chain of causes of its type, with the root last. `asked`: the name in the query.
 
     `alike`: the paths of the other ops selected by that name, with the same reasons. `input`: the model input of that
     name, if its readers are explained; `rows` is empty if it has none. `shift`: the exponent k if the op scales its

@@ -74,14 +74,14 @@ class Report(Result, ReportData):
         raise PatternError(f"{self.model.name}: no op has the name or type {op!r}; {hint}")
 
     def text(self, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:
-        """Return a one-screen summary that ends with the evidence and a newline.
+        """Return a one-screen summary, ending with the evidence and a newline.
 
         Args:
             verbose: add every row.
             more: text to insert before the evidence.
             command: the next step; None derives it from the evidence, "" omits it.
         """
-        from amp_rewrite.reports.summary import summary  # late: a conversion in Python mostly prints none
+        from amp_rewrite.reports.summary import summary  # late: most conversions in Python print none
 
         return summary(self, verbose=verbose, more=more, command=command)
 

@@ -404,7 +404,7 @@ scales scan_input_axes scan_output_axes seed select_last_index shape spatial spl
 time_axis transA transB transBatchA transBatchB upper width_scale
 """
 PLACING = frozenset(_PLACING.split())
-"""Attributes of known operators that only arrange elements, became inputs, or disappeared in a later opset."""
+"""Attributes of known operators for the placement of elements, or moved to inputs or removed in a later opset."""
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _MAX_ITEMS = 8
 

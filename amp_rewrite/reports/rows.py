@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Rule and the op behind it: "deny_forward because of Exp_3"; empty in an inventory."""
+        """Rule and its cause: "deny_forward because of Exp_3"; empty in an inventory."""
         cause = f" because of {self.because}" if self.because else ""
         return f"{self.rule}{cause}" if self.rule else ""
 

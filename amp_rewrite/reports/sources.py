@@ -20,7 +20,7 @@ ReportSource: TypeAlias = "Report | ModelSource"
 
 
 def is_report(source: object) -> bool:
-    """True for a path with the suffix of a report."""
+    """True if the source is a path with the suffix of a report."""
     return isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".json"
 
 
@@ -30,7 +30,7 @@ def report_in(source: ReportSource) -> Report:
 
 
 def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
-    """Return a report and the view of the model behind its rows; the view is None for a report in a file."""
+    """Return a report and the view of the reported model; the view is None for a report in a file."""
     if isinstance(report := getattr(source, "report", source), Report):
         return report, getattr(source, "view", None)
     if isinstance(source, (str, os.PathLike)) and is_report(source):

@@ -22,7 +22,7 @@ LOW = ("float16", "bfloat16")
 _LINES, _COLUMNS = 19, 80
 """Screen size of a summary; a line about the written file follows it."""
 _NEXT, _OPEN = "next: ", "on CUDA: "
-"""Prefixes of lines to copy, which never wrap: a command, and Python code to load the result."""
+"""Prefixes of unwrapped lines to copy: a command, and Python code to load the result."""
 _HINTS = {"channels_last": _OPEN, "caches": "between steps: "}
 """Kinds of findings shown before the next step, with their prefixes."""
 _BATCHES = "batches.npz"

@@ -84,7 +84,7 @@ _DAMAGE_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, LookupError, ArithmeticError, MemoryError),
     *(ValueError, TypeError, SyntaxError, RuntimeError),
 )
-"""Exceptions that numpy and zipfile raise for damaged files."""
+"""Exceptions raised by numpy and zipfile for damaged files."""
 
 
 def _files(path: Path, inputs: Collection[str]) -> list[_Reader]:
@@ -176,7 +176,7 @@ _MAPPING = "a mapping from input names to arrays"
 
 
 def is_array(value: object) -> bool:
-    """True for a numpy array or an array from another library, such as a tensor."""
+    """True if a value is a numpy array or an array from another library, such as a tensor."""
     return hasattr(value, "__array__") and hasattr(value, "shape")
 
 

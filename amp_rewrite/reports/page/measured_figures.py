@@ -40,7 +40,7 @@ class Axis:
 
     @classmethod
     def of(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return an axis that covers the positive finite numbers."""
+        """Return an axis with a range for the positive finite numbers."""
         powers = [math.log10(number) for number in numbers if number and 0 < number < math.inf]
         first = max(math.floor(min(powers, default=0.0)), _MIN_POWER)
         last = min(math.ceil(max(powers, default=0.0)), _MAX_POWER)

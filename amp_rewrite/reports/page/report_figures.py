@@ -130,7 +130,7 @@ def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
 
 
 _MAX_ROWS, _MAX_OPEN_ROWS = 500, 50
-"""Maximum number of changes in the table, and in a table that starts expanded."""
+"""Maximum number of changes in the table, and in an initially expanded table."""
 
 
 def changes_figure(

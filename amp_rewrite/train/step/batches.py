@@ -189,7 +189,7 @@ class Rows:
                 raise FeedError(f"the targets {target.name!r} are missing; pass them after the inputs, as in fit(x, y)")
             if len(arrays) != len(names):
                 raise FeedError(
-                    f"the data are {count(len(arrays), 'array')}, but the inputs are {', '.join(map(repr, names))};"
+                    f"the data is {count(len(arrays), 'array')}, but the inputs are {', '.join(map(repr, names))};"
                     " pass a tuple of arrays in this order, or a mapping from input names to arrays"
                 )
             data = dict(zip(names, arrays, strict=True))

@@ -207,7 +207,7 @@ class Trainer(AttributeHints, HoldsSession):
 
         Raises:
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
-            FeedError: the data do not match the model's inputs.
+            FeedError: the data does not match the model's inputs.
         """
         data = batches.with_targets(x, y, self.step.batch)
         epochs = whole_number("epochs", epochs, 0)
@@ -304,7 +304,7 @@ class Trainer(AttributeHints, HoldsSession):
             verbose: accepted as in Keras, and ignored.
 
         Raises:
-            FeedError: the data do not match the model's inputs.
+            FeedError: the data does not match the model's inputs.
             TrainingError: a target is out of range.
         """
         combined = batches.with_targets(x, y, self.step.batch)
@@ -387,7 +387,7 @@ class Trainer(AttributeHints, HoldsSession):
             verbose: accepted as in Keras, and ignored.
 
         Raises:
-            FeedError: the data do not match the model's inputs.
+            FeedError: the data does not match the model's inputs.
         """
         return batches.Predictor.of(self.export(), (), self._options).rows(x, batch_size, {})
 

@@ -314,7 +314,7 @@ def test_a_tuple_of_arrays_is_a_mapping_in_the_order_of_the_step() -> None:
         assert (placed.predict(given, batch_size=7)["y"] == named.predict({"x": data["x"]}, batch_size=7)["y"]).all()
     few, many = (
         r"^the targets 't' are missing; pass them after",
-        r"^the data are 3 arrays, but the inputs are 'x', 't'",
+        r"^the data is 3 arrays, but the inputs are 'x', 't'",
     )
     for wrong, words in ((data["x"], few), ((data["x"], data["t"], np.ones(100)), many)):
         with pytest.raises(FeedError, match=words):
