@@ -297,7 +297,7 @@ _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScal
 
 
 def get(loss_scale: object) -> LossScale | None:
-    """Return the loss scale of an argument: None, a number, "dynamic", a `serialize` result or a LossScale.
+    """Return a loss scale from None, a number, "dynamic", a `serialize` result or a LossScale.
 
     TrainingError for anything else.
     """

@@ -106,8 +106,8 @@ def scale_gradients(
     wide = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
     unscaled, finite, state = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
     outputs = {formal.name: formal for formal in b.graph.output}
-    for grad, exact in unscaled.items():
-        b.name(exact, grad)
+    for grad, value in unscaled.items():
+        b.name(value, grad)
         formal = outputs[inner[grad]]
         formal.name, formal.type.tensor_type.elem_type = grad, DType.FLOAT.code
     return ScaledGradients(b.model(), grads, finite, state)

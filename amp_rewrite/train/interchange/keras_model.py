@@ -46,7 +46,7 @@ def from_keras(model: keras.Model) -> Model:
     All trainable weights are trained. `training_mode=True` puts Dropout and BatchNormalization into training mode; a
     BatchNormalization with `trainable=False` keeps its statistics. `model.set_weights(network.get_weights())` copies
     the trained values back. Under a backend other than torch, the model is saved and loaded again under the torch
-    backend, so PyTorch has to be installed, and custom layers have to be registered in an importable module.
+    backend, so PyTorch must be installed, and custom layers must be registered in an importable module.
 
     Args:
         model: a built float32 model, either Sequential or Functional.
@@ -153,7 +153,7 @@ def _exported(model: Any) -> Model:
 
 @contextmanager
 def _layers_as_ops(torch: Any) -> Iterator[None]:
-    """Make Keras's norms and dropouts call torch's functions, each of which the exporter writes as one op."""
+    """Make Keras's norms and dropouts call functions of torch, which are exported as one op each."""
     from keras import layers
 
     functional = torch.nn.functional

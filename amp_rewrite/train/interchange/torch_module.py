@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 20
-"""Default opset: from 22, onnxruntime lacks CUDA kernels for MaxPool and Dropout; below 20, Gelu is not an op."""
+"""Default opset: from 22 on, onnxruntime lacks CUDA kernels for MaxPool and Dropout; below 20, Gelu is not an op."""
 _MIN_OPSET = 18
 """Minimum opset of PyTorch's exporter."""
 
@@ -289,8 +289,8 @@ def _export(
         while root.__cause__ is not None:
             root = root.__cause__
         raise TrainingError(
-            f"PyTorch cannot export the module: {one_line(root)[:300]}; try torch.onnx.export by itself, and name"
-            " the dimensions that vary with `dynamic`"
+            f"PyTorch cannot export the module: {one_line(root)[:300]}; try torch.onnx.export by itself, and use"
+            " `dynamic` to name the dimensions that vary"
         ) from cause
     return program
 

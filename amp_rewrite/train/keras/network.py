@@ -308,7 +308,7 @@ def _loss(formula: str, doc: str, *positional: str, **defaults: object) -> Calla
             raise TrainingError(f"{formula} takes only {', '.join(positional) or 'names'} by position; name the others")
         if reduction not in _MEAN:
             raise TrainingError(
-                f"reduction={reduction!r} is not supported; losses are means; for a sum, multiply by the number of rows"
+                f"reduction={reduction!r} is not supported; for a sum, multiply the loss (a mean) by the number of rows"
             )
         unknown = next((o for o in options if o not in FORMULAS[formula].options), None)
         if unknown is not None:

@@ -113,7 +113,7 @@ class StatefulOptimizer:
         Args:
             loss: a `Differentiable` loss.
             var_list: one variable or several; None means all variables of the loss.
-            grad_loss: a factor for the gradients: the gradient with respect to the loss; None means 1.
+            grad_loss: gradient with respect to the loss; None means 1.
         """
         variables = variable_list(var_list, loss)
         return list(zip(self.get_gradients(times(loss, grad_loss), variables), variables, strict=True))
@@ -167,14 +167,14 @@ class StatefulOptimizer:
         values = {variable.name: variable.numpy() for _, variable in pairs}
         for variable_name, fresh in initial_slots(self.rule, values).items():
             current = slots.get(variable_name, {})
-            kept = {slot: array for slot, array in current.items() if slot in fresh or slot in self._state.added}
+            current = {slot: array for slot, array in current.items() if slot in fresh or slot in self._state.added}
             for slot, array in fresh.items():  # setting a hyperparameter during training can add a slot
-                if kept.setdefault(slot, array).shape != array.shape:
+                if current.setdefault(slot, array).shape != array.shape:
                     raise TrainingError(
-                        f"slot {slot!r} of variable {variable_name!r} has shape {kept[slot].shape}, but the variable"
+                        f"slot {slot!r} of variable {variable_name!r} has shape {current[slot].shape}, but the variable"
                         f" has {array.shape}; restore a checkpoint of this variable"
                     )
-            slots[variable_name] = kept
+            slots[variable_name] = current
         grads = {variable.name: gradient for gradient, variable in pairs}
         after, slots_after = applied(self.rule, values, grads, slots, step=self.iterations + 1)
         for _, variable in pairs:

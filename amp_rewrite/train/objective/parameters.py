@@ -64,8 +64,8 @@ NO_GRAD = "a parameter with requires_grad=False"
 
 
 FrozenReasons = Mapping[str, str] | None
-"""Why tensors of the exported PyTorch module or Keras model are frozen, by name: "" for a trained parameter. None if
-the tensors are unknown."""
+"""Reasons for freezing tensors of the exported PyTorch module or Keras model, by name; "" for a trained parameter. None
+if the tensors are unknown."""
 
 
 def frozen_reasons(model: Model) -> FrozenReasons:
@@ -81,7 +81,7 @@ class Note(NamedTuple):
 
 
 def write_module(model: Model, declared: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
-    """Write the tensors of the exported module and the notes about it to the model's metadata."""
+    """Write the `FrozenReasons` and the notes about the module to the metadata of a model."""
     model.proto.metadata_props.add(key=MODULE_KEY, value=json.dumps(dict(declared)))
     if notes:
         model.proto.metadata_props.add(key=NOTES_KEY, value=json.dumps(notes))
@@ -94,7 +94,7 @@ def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGlobs:
-    """The user's choice of parameters: globs that match initializer names."""
+    """Globs for the initializers to train and to freeze."""
 
     parameters: str | Sequence[str] | None = None
     freeze: str | Sequence[str] = ()

@@ -220,7 +220,7 @@ class Rows:
             yield {name: array[part] if array.ndim else array for name, array in self.arrays.items()}
 
     def split(self, share: float) -> tuple[Rows, Rows]:
-        """Split off the last `share` of the rows, in their order, for validation, as Keras does."""
+        """Split off the last `share` of the rows, in order, for validation, as Keras does."""
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < 1:
             raise TrainingError(f"validation_split must be a number above 0 and below 1, not {share!r}")
         at = len(self) - round(len(self) * share)
@@ -259,7 +259,7 @@ class BatchMeans:
                 self._weights[name] += factor
 
     def scores(self, metrics: Sequence[str]) -> Scores:
-        """Return the means, with these names for the metrics; NaN if no row counts."""
+        """Return the means, with these names for the metrics; NaN if all rows are ignored."""
         pairs = zip(self._sums.values(), self._weights.values(), strict=True)
         mean, *means = (total / weight if weight else math.nan for total, weight in pairs)
         return Scores(mean, dict(zip(metrics, means, strict=True)), self.rows)
@@ -269,7 +269,7 @@ class BatchMeans:
 class Scores:
     """Means of loss and metrics over all rows of the data.
 
-    A batch is weighted by its number of rows, without ignored ones. As in Keras, the object is also the sequence
+    A batch is weighted by its number of rows that are not ignored. As in Keras, the object is also the sequence
     [loss, *metrics].
 
     Attributes:
@@ -311,7 +311,7 @@ class Predictions(ArrayLike):
     """The outputs of a model, as an array-like object of one output; `predictions["NAME"]` selects another output.
 
     Attributes:
-        compute: returns the float32 arrays by name.
+        compute: function that returns the float32 arrays by name.
         names: names of all outputs.
         output: name of this output.
         source: network, inputs and weights of the predictions, for loss objects; None without a network.

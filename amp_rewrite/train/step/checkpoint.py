@@ -1,7 +1,7 @@
 """Checkpoints: all state of a training step in one .npz file, written atomically and read without pickle.
 
-Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>" and "step"; with a dynamic loss scale
-also "loss_scale" and "good_steps", and with Dropout or random ops "random". `numpy.load` lists them.
+Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>" and "step". A dynamic loss scale
+adds "loss_scale" and "good_steps"; Dropout and random ops add "random". `numpy.load` lists the names.
 """
 
 from __future__ import annotations

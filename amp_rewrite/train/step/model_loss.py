@@ -37,7 +37,7 @@ from amp_rewrite.train.update.optimizer import initial_slots
 class LossGraph:
     """The graph of a loss and its gradients, loaded in a session.
 
-    `results`: names of loss and metrics. `seed`: the input that the gradients are multiplied by. `gradients`: outputs
+    `results`: names of loss and metrics. `seed`: the input that scales the gradients. `gradients`: outputs
     by parameter. `buffers`: outputs with the new running statistics, by input. `random`: the input with the random
     state. `declared`: the `batch_model` of the loss.
     """

@@ -67,7 +67,7 @@ _OPS: Mapping[Any, str] = {
     np.bitwise_and: "And",
     np.invert: "Not",
 }
-"""The ONNX op type for each numpy function that accepts an `Operand`."""
+"""The ONNX op types of the numpy functions that accept an `Operand`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,14 +176,14 @@ def append_update(
         update = _Update(b, scaling)
         rate = b.input("learning_rate", DType.FLOAT, ())
         step = b.input("step", DType.INT64, ())
-        exact = update.accumulated(update.unscaled(gradients), variables, micro_batches)
-        finite = update.finite(exact)
+        means = update.accumulated(update.unscaled(gradients), variables, micro_batches)
+        finite = update.finite(means)
         allowed = finite if isinstance(scaling.rule, DynamicLossScale) else None
         applied = b.op("And", allowed, update.last) if allowed and update.last else allowed or update.last
         number = Operand(b, step) + np.int64(1)
         starts = initial_slots(optimizer, variables)
-        clipped = optimizer.clipped(list(exact.values()))
-        for name, gradient in zip(exact, clipped, strict=True):
+        clipped = optimizer.clipped(list(means.values()))
+        for name, gradient in zip(means, clipped, strict=True):
             initial = variables[name]
             slots = {
                 slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, s.shape)) for slot, s in starts[name].items()
@@ -201,7 +201,7 @@ def append_update(
         update.carry("step", step, number, np.array(0, np.int64), applied)
         finite = update.adjust_scale(finite)
         applied = update.add_output("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True)))
-        names = {name: gradient.name for name, gradient in exact.items()}
+        names = {name: gradient.name for name, gradient in means.items()}
         return Update(tuple(update.state), rate, finite, applied, names)
 
 
@@ -214,9 +214,9 @@ def append_unscaling(
     """
     with b.region(REGION):
         update = _Update(b, scaling)
-        exact = update.unscaled(gradients)
-        flag = update.adjust_scale(update.finite(exact))
-        return {name: operand.name for name, operand in exact.items()}, flag, tuple(update.state)
+        unscaled = update.unscaled(gradients)
+        flag = update.adjust_scale(update.finite(unscaled))
+        return {name: operand.name for name, operand in unscaled.items()}, flag, tuple(update.state)
 
 
 @dataclass

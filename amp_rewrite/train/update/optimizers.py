@@ -181,12 +181,12 @@ class CosineDecay(Schedule):
 @checked_arguments()
 @dataclass(frozen=True)
 class ExponentialDecay(Schedule):
-    """Exponential decay: the rate shrinks by the factor `decay_rate` every `decay_steps` steps.
+    """Exponential decay: the rate is multiplied by `decay_rate` every `decay_steps` steps.
 
     Args:
         initial_learning_rate: the rate of the first step.
-        decay_steps: number of steps in which the rate shrinks by one factor.
-        decay_rate: the factor.
+        decay_steps: number of steps per decay.
+        decay_rate: factor of the rate in each decay.
         staircase: True multiplies once after every `decay_steps` steps instead of gradually.
     """
 

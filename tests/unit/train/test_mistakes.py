@@ -99,7 +99,7 @@ MISTAKES = {
     "step(loss='cross_entropy(y, label, class_weights=[1])')": "must be a list of 2 numbers, one per class",
     "step(loss='huber(y, label, delta=1, delta=2)')": "huber sets delta twice; set it once",
     "T.Losses.SparseCategoricalCrossentropy(logits=True)": "no option 'logits'; did you mean 'from_logits'?",
-    "T.Losses.MeanSquaredError(reduction='sum')": "losses are means; for a sum, multiply by the number",
+    "T.Losses.MeanSquaredError(reduction='sum')": "for a sum, multiply the loss (a mean) by the",
     "T.Losses.CrossEntropy()": "use SparseCategoricalCrossentropy for class indices",
     "T.Losses.MeanSquaredError()(Y, X)": "ndarray is not a result of a Network; pass (y, network(inputs))",
     "float(T.Losses.SparseCategoricalCrossentropy()(Y[:5], network()(X)))": "'N' has size 40 in 'x' but 5 in 'y_true'",
