@@ -34,7 +34,7 @@ def test_each_wing_has_a_row_in_both_tables(wing: str) -> None:
 
 
 def test_the_page_lists_the_modules_outside_the_wings() -> None:
-    listed = re.search(r"loose modules \(([^)]+)\)", PAGE)
+    listed = re.search(r"top-level modules \(([^)]+)\)", PAGE)
     assert listed is not None
     loose = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
     assert set(re.findall(r"`(\w+)`", listed[1])) == loose

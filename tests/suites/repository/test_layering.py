@@ -33,7 +33,7 @@ WITHOUT_ONNX = tuple(
 
 @cache
 def wings() -> dict[str, int]:
-    """Return the position of each wing in the table; loose modules come first."""
+    """Return the position of each wing in the table; top-level modules come first."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     section = text.partition("## The wings")[2].partition("\n## ")[0]
     return {name: number for number, name in enumerate(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE), 1)}
