@@ -251,7 +251,7 @@ def is_fact(kind: str, message: str) -> bool:
     return kind in _FACTS or f" · {HARMLESS}" in message
 
 
-_REMARKS = {
+_MEANINGS = {
     "bias": ("the results are the same, and the product stays low", ""),
     "caches": ("each step casts them to the low type and back", "--io low also makes inputs and outputs low"),
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers your inputs"),
@@ -308,13 +308,13 @@ _REMARKS = {
 
 def meaning(kind: str) -> tuple[str, str]:
     """Return the meaning and the remedy of a kind of finding; empty if its messages give both."""
-    return _REMARKS.get(kind, ("", ""))
+    return _MEANINGS.get(kind, ("", ""))
 
 
 def remarked(kind: str, message: str, more: str = "") -> str:
     """Return a finding's message, meaning and remedy: "message · meaning · remedy". `more` follows the message."""
     what, _, rest = message.partition(" · ")
-    return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))
+    return " · ".join(filter(None, (what + more, *((rest,) if rest else _MEANINGS.get(kind, ())))))
 
 
 class Paint(NamedTuple):

@@ -62,7 +62,7 @@ class Draft:
     `source`: the caller's model. `base`: the result if nothing is lowered. `view`: the model to paint; `changes`:
     findings about its differences from `source`. `rescale`: quantizers get scales of the low type. `notes`: findings
     that also apply if nothing is lowered. `widened`: low values of the model have become float32. `shifts`: regions of
-    overflowing values, and their fate. `pins`: ops kept in float32 because of data; `evidence`: a summary of it.
+    overflowing values, and their fate. `pins`: ops kept in float32 because of data; `evidence`: a summary of that data.
     """
 
     request: Request

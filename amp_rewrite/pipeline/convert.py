@@ -1,4 +1,4 @@
-"""`convert` and `explain`, the public functions for one conversion, and the conversion by a request."""
+"""`convert` and `explain`, the public functions for one conversion, and the conversion according to a request."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def feed_of(request: Request, source: Model) -> Feed | None:
 def convert_by(
     request: Request, source: ModelSource, feed: Feed | None, progress: Progress | None = None
 ) -> tuple[Converted, Repaired | None]:
-    """Convert a model by a request, with its ranges or a feed; with a feed and a criterion, repair it."""
+    """Convert a model according to a request, with its ranges or a feed; with a feed and a criterion, repair it."""
     headroom = HEADROOM if request.headroom is None else request.headroom
     if feed is None or not request.criterion:
         measured: dict[str, Any] = {"data": feed, "ranges": request.ranges or None, "headroom": headroom}

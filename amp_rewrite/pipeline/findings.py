@@ -85,7 +85,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
 
 
 def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> str:
-    """Return a hint at options that give some of these ops a kernel on the target."""
+    """Suggest options with kernels for some of these ops on the target."""
     from amp_rewrite.rewrite.opset import at_opset, relabeled  # late: few conversions lower little
 
     to, target = request.to, request.target
@@ -132,9 +132,9 @@ def state_findings(view: View, dtype_of: DtypeOf) -> Iterator[Finding]:
     concats = (op for op in view.of_kinds(("Concat",)) if op.scope == MAIN and dtype_of(op.results[0]) is DType.FLOAT)
     caches = {name for op in concats if op.node.output[0] in outputs for name in op.node.input if name in inputs}
     if caches:
-        number = count(len(caches), "cache goes in and out", "caches go in and out")
+        number = count(len(caches), "cache is a float32 input and output", "caches are float32 inputs and outputs")
         it = "it" if len(caches) == 1 else "them"
-        yield Finding("caches", "model", f"{number} in float32 · --io low makes {it} low")
+        yield Finding("caches", "model", f"{number} · --io low makes {it} low")
     flow, ends = Flow(view, COPIES), view.scopes[MAIN].outputs
     for op in view.of_kinds(RECURRENT):
         states = [(op.inputs[slot : slot + 1], op.outputs[out : out + 1]) for slot, out in row_of(op.kind).states]
@@ -200,7 +200,7 @@ def oldest_onnxruntime(view: View, target: Target, to: DType) -> str | None:
 
 
 def needs_release(view: View, oldest: str, to: DType) -> Finding:
-    """Return the finding about the release of onnxruntime needed by its own operators."""
+    """Return the finding about the required release of onnxruntime."""
     names = own_operators(view)
     both = to is DType.FLOAT16 and CUDA_ONLY.isdisjoint(names)  # the CPU has no kernels in bfloat16
     where = "CUDA and on the CPU" if both else "CUDA"

@@ -1,4 +1,4 @@
-"""Repair: pin as few ops to float32 as a conversion needs to be close enough to its float32 reference."""
+"""Repair a conversion: pin as few ops to float32 as the tolerance allows."""
 
 from __future__ import annotations
 

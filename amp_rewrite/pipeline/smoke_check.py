@@ -1,4 +1,4 @@
-"""Check a conversion without user data: compare one random batch in float32 and in half precision, and repair it.
+"""Check a conversion without user data, on one random batch in float32 and in half precision, and repair it.
 
 Nothing in this module depends on a clock or the number of cores, so a request gives the same file on every machine.
 """
@@ -54,7 +54,7 @@ Convert = Callable[[Request], tuple[Draft, Converted]]
 
 
 def smoke_checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
-    """Return the conversion with its evidence; if the batch shows it to be wrong, with ops kept in float32.
+    """Return the conversion with its evidence; keep ops in float32 if the batch shows wrong results.
 
     `batch`: the data, or keywords of `Feed.randomly`.
     """
@@ -107,7 +107,7 @@ def _unchanged(source: Model, converted: Converted) -> Converted:
 
 
 def _culprits(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[str]:
-    """Yield patterns of ops to keep in float32 for these outputs: those that overflow, then those from a search."""
+    """Yield patterns of ops to keep in float32 for these outputs: overflowing ops first, then ops from a search."""
     ranges = calibrated(draft, feed, partial(draft.request.tell, "calibrate"))
     draft = guarded(draft, ranges)
     search = Search(draft, feed, _CRITERION, ranges, progress=draft.request.progress, outputs=outputs, device=_EMULATED)
@@ -157,7 +157,7 @@ class _Reference:
         """Raise ModelError for no floating-point output, or if rounding the inputs changes the reference by as much."""
         wrong = [row for row in rows if _is_wrong(row)]
         if not wrong and all(row.difference.scaled is None for row in rows):
-            raise ModelError("no floating-point output to compare")
+            raise ModelError("the model has no floating-point output to compare")
         if not any(map(_is_off, wrong)) or any(map(_is_lost, wrong)):
             return
         rounded = ({name: _rounded(value, to) for name, value in batch.items()} for batch in self.feed)

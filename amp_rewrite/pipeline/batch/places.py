@@ -1,7 +1,7 @@
 """The files of a batch, local or in stores read by fsspec: names, folders and globs.
 
-URLs are Paths here, and `url_of` restores them. An object store cannot rename files, but uploads are atomic: data files
-are uploaded first, then the model that refers to them.
+URLs are Paths in this module, and `url_of` restores them. An object store cannot rename files, but uploads are atomic:
+data files are uploaded first, then the model that refers to them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
 
 
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
-    """Copy a file, also from or to a store; with `resume`, skip it if the target has the same size.
+    """Copy a file, possibly from or to a store; with `resume`, skip it if the target has the same size.
 
     ModelError if the target is another file and `overwrite` is False, or if the file cannot be copied.
     """

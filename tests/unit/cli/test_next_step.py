@@ -272,7 +272,7 @@ def test_the_report_has_a_files_settings_but_not_its_folder(model: str, folder: 
 
 def test_a_model_with_caches_names_the_option_that_keeps_them_low(folder: Path) -> None:
     model = str(MODELS / "gpt2_dynamo18.onnx")
-    line = "between steps: 4 caches go in and out in float32 · --io low makes them low\n"
+    line = "between steps: 4 caches are float32 inputs and outputs · --io low makes them low\n"
     plain, low = (run(model, "--dry-run", "--no-check", *words).stdout for words in ((), ("--io", "low")))
     assert line in plain
     assert "between steps" not in low

@@ -362,7 +362,7 @@ def test_the_report_names_the_data_behind_ranges_even_if_it_is_random() -> None:
     assert [(f.subject, f.message) for f in report.findings] == [
         (
             "random, seed 0",
-            "3 batches, headroom 2; random data is not real data: calibrate with your own before you rely on this",
+            "3 batches, headroom 2; the data is random: calibrate with real data before you rely on these ranges",
         )
     ]
 
