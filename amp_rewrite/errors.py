@@ -117,8 +117,8 @@ def advice(
 
     `shown`: the text to show for each choice, if it is not the choice itself.
     """
-    near = [repr(shown[name] if shown else name) for name in nearest(word, choices, limit)]
-    return f"did you mean {', '.join(near)}?" if near else otherwise or f"use one of {', '.join(choices)}"
+    suggestions = [repr(shown[name] if shown else name) for name in nearest(word, choices, limit)]
+    return f"did you mean {', '.join(suggestions)}?" if suggestions else otherwise or f"use one of {', '.join(choices)}"
 
 
 _OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=None)

@@ -59,7 +59,7 @@ class Folder:
         if offset + length > size:
             raise ModelError(
                 f"{where} needs bytes {offset} to {offset + length} of {location!r}, which has only {size};"
-                " copy that file again"
+                " copy the file again"
             )
         return Source(path, offset, length, kind, file_stamp)
 

@@ -57,7 +57,9 @@ def _fix_names(model: _Fixer) -> None:
         text = name.decode(errors="backslashreplace")
         model.mend("graph", f"its name is not UTF-8; it is now {text!r}").graph.name = text
     if any(not tensor.name for tensor in initializers):
-        graph = model.mend("initializer", "an initializer has no name, so nothing can read it; it is removed").graph
+        graph = model.mend(
+            "initializer", "an initializer has no name, so nothing can read it; the initializer is removed"
+        ).graph
         refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name])
 
 
@@ -138,12 +140,12 @@ def _fix_imports(model: _Fixer) -> None:
         versions = {imported.domain: imported.version for imported in holder.opset_import}
         for domain, version in versions.items():
             if not 0 < version < OPSET_BOUND and domain not in (*used, ""):
-                note = f"it imports {domain} opset {version}, which no node uses; it is removed"
+                note = f"it imports {domain} opset {version}, which no node uses; the import is removed"
                 fixed = _holders(model.mend(subject, note))[number]
                 refill(fixed, "opset_import", [o for o in fixed.opset_import if o.domain != domain])
         for domain in sorted(used.keys() - versions - local - {""}):
             if (version := _only_version(domain, used[domain])) is not None:
-                note = f"nodes use {domain}, which is not imported; opset {version} is added"
+                note = f"nodes use {domain}, which is not imported; an import of opset {version} is added"
                 _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=version)
 
 

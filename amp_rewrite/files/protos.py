@@ -19,10 +19,10 @@ def clone(message: M) -> M:
 
 def refill(message: Message, name: str, items: Iterable[Message]) -> None:
     """Replace the messages of a repeated field. `items` may come from the field itself."""
-    kept = list(items)
+    messages = list(items)
     field = getattr(message, name)
     del field[:]
-    field.extend(kept)
+    field.extend(messages)
 
 
 def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:

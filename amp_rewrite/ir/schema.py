@@ -286,12 +286,12 @@ def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
     if name is None:
         rule = _OUTPUT_RULES.get(key)
         return rule(node, inputs) if rule else None
-    given = attribute(node, name)
-    if given is not None and (given.i or given.s):  # before opset 6, Cast gives the type as text
-        code = _CODES.get(given.s.decode("utf-8", "replace"), 0) if given.s else given.i
+    explicit = attribute(node, name)
+    if explicit is not None and (explicit.i or explicit.s):  # before opset 6, Cast gives the type as text
+        code = _CODES.get(explicit.s.decode("utf-8", "replace"), 0) if explicit.s else explicit.i
         if code in _CODES.values() and code:
             return DType.of(code)
-        what = f"{given.s[:80] or given.i!r}, which is not an element type"
+        what = f"{explicit.s[:80] or explicit.i!r}, which is not an element type"
         raise ModelError(f"node {node.name or node.output[0]!r} ({op}) has {name}={what}; export the model again")
     slot = IMPLIED_BY_INPUT.get(op)
     if slot is None:
@@ -324,8 +324,8 @@ def _first_input_dtype(_: NodeProto, inputs: InputTypes) -> DType | None:
 
 
 def _optional_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
-    given = attribute(node, "type")
-    content = type_of_proto(given.tp) if given is not None and not inputs else None
+    declared = attribute(node, "type")
+    content = type_of_proto(declared.tp) if declared is not None and not inputs else None
     return content.dtype if content else _first_input_dtype(node, inputs)
 
 

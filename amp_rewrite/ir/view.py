@@ -311,10 +311,10 @@ def in_order(proto: ModelProto) -> ModelProto | None:
 
 
 def _names_read(node: NodeProto) -> set[str]:
-    read = set(filter(None, node.input))
+    names = set(filter(None, node.input))
     for _, body in bodies(node):
         inside = {formal.name for formal in body.output}.union(*map(_names_read, body.node))
         local = {named.name for named in (*body.input, *body.initializer)}
         local.update(sparse.values.name for sparse in body.sparse_initializer)
-        read |= inside - local.union(*(inner.output for inner in body.node))
-    return read
+        names |= inside - local.union(*(inner.output for inner in body.node))
+    return names

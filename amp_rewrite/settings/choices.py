@@ -285,5 +285,5 @@ HEADROOM = 2.0
 def check_headroom(headroom: float) -> float:
     """Return the headroom; PolicyError unless it is a finite number above 1."""
     if not 1 < headroom < math.inf:
-        raise PolicyError(f"a headroom of {headroom:g} is not a finite number above 1; use for example 2")
+        raise PolicyError(f"a headroom of {headroom:g} is not a finite number above 1; use a number such as 2")
     return headroom

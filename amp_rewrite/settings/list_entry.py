@@ -254,7 +254,7 @@ def _text(node: _ListNode, what: str) -> str:
 def _list_file(name: str, root: _ListNode | None) -> ListFile:
     if root is None or not root.value:
         return ListFile(name)
-    keys = _expect(root, dict, "a list file", f"a mapping with keys out of {', '.join(_KEYS)}")
+    keys = _expect(root, dict, "a list file", f"a mapping with keys among {', '.join(_KEYS)}")
     _check_keys(keys, _KEYS)
     base = keys.get("base")
     if base is not None and base.value not in (*SHIPPED, "empty"):
@@ -307,7 +307,7 @@ def _condition(node: _ListNode) -> Condition:
     tests = {name: _alternatives(part, name) for name, part in sorted(pairs.items())}
     minimum = tests.pop("operands", ("0",))
     if len(minimum) > 1 or not re.fullmatch(r"[0-9]{1,4}", minimum[0]):
-        raise ListError(f"{node.place}: 'operands' is {'|'.join(minimum)!r}; write a number of inputs, such as 2")
+        raise ListError(f"{node.place}: 'operands' must be a number of inputs, such as 2, not {'|'.join(minimum)!r}")
     return Condition(tuple(tests.items()), int(minimum[0]))
 
 

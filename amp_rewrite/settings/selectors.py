@@ -150,12 +150,12 @@ def _term(pattern: str, part: str) -> SelectorTerm:
 
 def _selected(view: View, key: str, expression: re.Pattern[str]) -> Selected:
     if key == "feeds":
-        read = (v for op in _selected(view, "op", expression) for v in view.ops[op].operands)
-        makers = map(view.producer, Flow(view, _CONDUITS).back(read))
-        return frozenset(op.id for op in makers if op is not None)
+        inputs = (v for op in _selected(view, "op", expression) for v in view.ops[op].operands)
+        producers = map(view.producer, Flow(view, _CONDUITS).back(inputs))
+        return frozenset(op.id for op in producers if op is not None)
     if key == "fed_by":
-        made = (v for op in _selected(view, "op", expression) for v in view.ops[op].results)
-        return frozenset(use.op for value in Flow(view, _CONDUITS).forth(made) for use in view.uses[value])
+        results = (v for op in _selected(view, "op", expression) for v in view.ops[op].results)
+        return frozenset(use.op for value in Flow(view, _CONDUITS).forth(results) for use in view.uses[value])
     texts = _TERM_TEXTS[key]
     return frozenset(op.id for op in view.ops if any(map(expression.search, texts(view, op))))
 

@@ -74,14 +74,14 @@ def integer_ops(view: View) -> frozenset[OpId]:
     flow = Flow(view, KEEP_SCALE)
     before = flow.back((v for op in computed for v in op.operands), decoded.__contains__)
     after = flow.forth((v for op in computed for v in op.results), encoded.__contains__)
-    near = [op for value in after for op in view.readers(value)]
-    near += [op for value in before if (op := view.producer(value)) is not None]
-    return frozenset(op.id for op in (*computed, *(copy for copy in near if flow.through(copy))))
+    adjacent = [op for value in after for op in view.readers(value)]
+    adjacent += [op for value in before if (op := view.producer(value)) is not None]
+    return frozenset(op.id for op in (*computed, *(copy for copy in adjacent if flow.through(copy))))
 
 
 def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:
-    read = [v for v in op.inputs if v is not None and view.dtype(v) is DType.FLOAT]
-    varying = read[:2] if op.kind in _WEIGHTED else [v for v in read if view.constant(v) is None]
+    inputs = [v for v in op.inputs if v is not None and view.dtype(v) is DType.FLOAT]
+    varying = inputs[:2] if op.kind in _WEIGHTED else [v for v in inputs if view.constant(v) is None]
     return bool(varying) and all(v in decoded for v in varying)
 
 

@@ -210,8 +210,8 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
 def _confused(number: float, others: Sequence[float], to: DType) -> bool:
     """True if rounding may change the comparison of a number with the closest of the others, which are sorted."""
     at = bisect.bisect_left(others, number)
-    near = [other for other in others[max(at - 1, 0) : at + 2] if _close(number, other)]
-    return any(float(np.array(n).astype(to.numpy)) != n for n in (number, *near) if near)
+    closest = [other for other in others[max(at - 1, 0) : at + 2] if _close(number, other)]
+    return any(float(np.array(n).astype(to.numpy)) != n for n in (number, *closest) if closest)
 
 
 def _close(numbers: Any, other: float) -> Any:
@@ -280,6 +280,6 @@ def _compare(reach: FillReach) -> None:
             numbers = view.array(other, _MAX_COMPARED)
             same = numbers is not None and bool(_close(numbers.astype(np.float64), reach.level).any())
             reach.compared |= same
-            near = view.fit(other, reach.to).absmax < multiple.least * bounded(reach.level, reach.to)
-            if other in reach.multiples or same or (view.copied(other) is not None and not near):
+            small = view.fit(other, reach.to).absmax < multiple.least * bounded(reach.level, reach.to)
+            if other in reach.multiples or same or (view.copied(other) is not None and not small):
                 reach.exact[op.id] = None

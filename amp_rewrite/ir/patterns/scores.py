@@ -72,8 +72,8 @@ SCORE_OPS: Slots = {
 def scores_are_read(view: View) -> bool:
     """True if an op reads the softmax of possible scores. O(Softmaxes)."""
     softmaxes = view.of_kinds(("Softmax",))
-    made = (op for op in softmaxes if view.producer(op.inputs[0], "MatMul", *SCORE_OPS) is not None)
-    return any(view.uses[value] for op in made for value in op.results)
+    of_scores = (op for op in softmaxes if view.producer(op.inputs[0], "MatMul", *SCORE_OPS) is not None)
+    return any(view.uses[value] for op in of_scores for value in op.results)
 
 
 # -- rows of scores -----------------------------------------------------------------------------------

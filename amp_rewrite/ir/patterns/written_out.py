@@ -192,8 +192,8 @@ def _ends(view: View, anchor: Op) -> list[Op]:
     seen = level = {anchor.id}
     for _ in range(_MAX_STEPS):
         following = [readers(view, view.ops[op].outputs[0]) for op in level]
-        near = {op for ops in following if len(ops) <= _MAX_READERS for op in ops}
-        level = {op for op in near - seen if view.ops[op].kind in CARRIERS}
+        next_ops = {op for ops in following if len(ops) <= _MAX_READERS for op in ops}
+        level = {op for op in next_ops - seen if view.ops[op].kind in CARRIERS}
         seen = seen | level
     return [view.ops[op] for op in sorted(seen)]
 

@@ -114,7 +114,7 @@ MISTAKES = {
         "--set safety: emulate does not read this setting; it reads external-data; see HELP"
     ),
     "net.onnx --data d.npz --set headroom=1": (
-        "--set headroom: a headroom of 1 is not a finite number above 1; use for example 2; see HELP"
+        "--set headroom: a headroom of 1 is not a finite number above 1; use a number such as 2; see HELP"
     ),
     "net.onnx --data d.npz --set rtol=-1": "--set rtol=-1.0: use a finite number, 0 or more",
     "net.onnx --data d.npz --set rtol=1 --set budget=0": "a budget of 0 trials finds nothing; use 1 or more",

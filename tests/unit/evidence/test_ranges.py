@@ -485,4 +485,4 @@ def test_ranges_are_read_from_a_file_and_checked_against_the_type(tmp_path: Path
 def test_a_headroom_below_1_is_refused(headroom: float, message: str) -> None:
     with pytest.raises(PolicyError) as error:
         converted(chain(), seen(chain()), headroom=headroom)
-    assert str(error.value) == f"a headroom of {message} is not a finite number above 1; use for example 2"
+    assert str(error.value) == f"a headroom of {message} is not a finite number above 1; use a number such as 2"

@@ -93,7 +93,7 @@ def uncalled(proto: ModelProto) -> None:
     proto.functions[0].node[0].op_type = "Nonsense"
 
 
-NOT_IMPORTED = "which is not imported; opset 1 is added"
+NOT_IMPORTED = "which is not imported; an import of opset 1 is added"
 MENDED: Sequence[tuple[str, ModelProto]] = (
     ("it is now named 'graph'", model(lambda m: m.graph.ClearField("name"))),
     (r"its name is not UTF-8; it is now '\\xff'", model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff"))),

@@ -179,7 +179,7 @@ KEYS = "base, allow, gray, clear, deny, unlisted"
         ("deny: [a b]", "1: 'a b' is not an op; write Op or domain::Op"),
         ("deny: [[Exp]]", "1: an op must be a string, not a list"),
         ("deny: Exp", "1: 'deny' must be a list of ops, not 'Exp'"),
-        ("- Exp", f"1: a list file must be a mapping with keys out of {KEYS}, not a list"),
+        ("- Exp", f"1: a list file must be a mapping with keys among {KEYS}, not a list"),
         ("base: float8", "1: unknown base 'float8'; use one of empty, float16, bfloat16, tensorflow"),
         ("deny:\n- {because: x}", "2: an entry is missing 'op'; for example, write {op: Exp, because: a reason}"),
         ("deny:\n- op: Exp\n  why: x", "3: unknown key 'why'; use one of op, when, need, because"),
@@ -197,11 +197,11 @@ KEYS = "base, allow, gray, clear, deny, unlisted"
         ("deny: [{op: Resize, when: {mode: []}}]", "1: 'mode' has no value to test for; give one value, or a list"),
         (
             "deny: [{op: Einsum, when: {operands: many}}]",
-            "1: 'operands' is 'many'; write a number of inputs, such as 2",
+            "1: 'operands' must be a number of inputs, such as 2, not 'many'",
         ),
         (
             f"deny: [{{op: Einsum, when: {{operands: {'9' * 5000}}}}}]",
-            f"1: 'operands' is '{'9' * 5000}'; write a number of inputs, such as 2",
+            f"1: 'operands' must be a number of inputs, such as 2, not '{'9' * 5000}'",
         ),
         ("deny: [Exp]\ndeny: [Pow]", "2: key 'deny' appears twice; keep one"),
         ("deny:\n- op: Exp\n  op: Pow", "3: key 'op' appears twice; keep one"),
