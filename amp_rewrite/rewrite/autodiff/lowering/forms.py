@@ -49,18 +49,18 @@ def at_gradient_opset(model: Model) -> tuple[Model, tuple[str, ...]]:
 
 
 def _batch_norm(v: Forward) -> list[str]:
-    """Normalize by the running statistics or by the batch's mean and biased variance, in the statistics' type.
+    """Normalize with the running statistics or with the batch's mean and biased variance, in the statistics' type.
 
     The running statistics are updated with weight 1 − momentum, as in the standard.
     """
     b, dtype, shape = v.b, v.dtype(3), _channel_shape(v)
     statistics = [b.reshape(v.x(slot), shape) for slot in (3, 4)]
     if not in_training(v.op):
-        return [_normalized(v, dtype, b.op("Sub", b.cast(v.x(0), dtype), statistics[0]), statistics[1])]
+        return [_scale_and_shift(v, dtype, b.op("Sub", b.cast(v.x(0), dtype), statistics[0]), statistics[1])]
 
     centered, *moments = _moments(v, dtype, [0, *range(2, v.rank())])
     momentum = v.attr("momentum", 0.9)
-    results = [_normalized(v, dtype, centered, moments[1])]
+    results = [_scale_and_shift(v, dtype, centered, moments[1])]
     for slot, moment in zip((3, 4), moments, strict=True):
         increment = b.op("Mul", b.reshape(moment, [-1]), b.scalar(1 - momentum, dtype))
         results.append(b.op("Add", b.op("Mul", v.x(slot), b.scalar(momentum, dtype)), increment))
@@ -76,7 +76,7 @@ def in_training(op: Op) -> bool:
 def _instance_norm(v: Forward) -> list[str]:
     dtype = DType.FLOAT if v.dtype().low else v.dtype()
     centered, _, variance = _moments(v, dtype, range(2, v.rank()))
-    return [_normalized(v, dtype, centered, variance)]
+    return [_scale_and_shift(v, dtype, centered, variance)]
 
 
 def _channel_shape(v: Forward) -> list[int]:
@@ -92,8 +92,8 @@ def _moments(v: Forward, dtype: DType, axes: Sequence[int]) -> tuple[str, str, s
     return centered, mean, b.reduce("ReduceMean", b.op("Mul", centered, centered), axes, keepdims=True)
 
 
-def _normalized(v: Forward, dtype: DType, centered: str, variance: str) -> str:
-    """Scale and shift. The factor of each channel is computed first, to have fewer ops on the whole tensor."""
+def _scale_and_shift(v: Forward, dtype: DType, centered: str, variance: str) -> str:
+    """Divide by the deviation, scale and shift, with one factor per channel to have fewer ops on the whole tensor."""
     b = v.b
     root = b.op("Sqrt", b.op("Add", variance, b.scalar(v.attr("epsilon", 1e-5), dtype)))
     scale, bias = (b.reshape(b.cast(v.x(slot), dtype), _channel_shape(v)) for slot in (1, 2))
