@@ -210,7 +210,7 @@ _NEUTRAL: Mapping[str, object] = {
 
 
 Formula = Callable[[RoundingBuilder, Sequence[Sequence[str]], Sequence[str]], list[str]]
-"""A function that appends a step of a cell and returns the next states, the output first.
+"""Function to append a step of a cell and return the next states, the output first.
 
 Its arguments are the builder, the terms of each gate, and the states. The terms are the products with the input and
 with the state, and a bias for each product.

@@ -85,7 +85,7 @@ def emulate(
         >>> twin.save("emulated.onnx")
     """
     if io not in _KEPT_TYPES:
-        raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_TYPES)}")
+        raise PolicyError(f"unknown io {io!r} for emulate; use one of {', '.join(_KEPT_TYPES)}")
     return _twin(Model.load(model, folder=folder), _KEPT_TYPES[io], rounding)
 
 

@@ -22,7 +22,7 @@ from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_RED
 
 
 class NodeBuilder:
-    """A builder that appends nodes with fresh names.
+    """Builder of a list of nodes with fresh names.
 
     Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes become one
     node: appending the op again returns the same name, so formulas can repeat their terms. `opset` is the version of

@@ -89,7 +89,7 @@ class Context:
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]
-"""A function that yields replacements and refusals for a view. If two replacements share an op, the first wins."""
+"""Generator of replacements and refusals for a view. If two replacements share an op, the first wins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Builder of float32 nodes with explicit rounding, and the type of the recipes that expand an op."""
+"""Builder of float32 nodes with explicit rounding, and the type of the recipes for ops."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RoundingBuilder(NodeBuilder):
 
 
 Step = Callable[[RoundingBuilder, list[str], list[str]], list[str]]
-"""A function that appends one step of a Scan: from states and slices to the next states and the values to stack."""
+"""Function to append one step of a Scan: from states and slices to the next states and the values to stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,4 @@ class EmulatedOp:
 
 
 Recipe = Callable[[RoundingBuilder, EmulatedOp], "list[str] | None"]
-"""A function that appends the steps of an op's kernel and returns its outputs, rounded to float16.
-
-None if shapes are unknown.
-"""
+"""Function to append the steps of an op's kernel and return its outputs in float16; None if shapes are unknown."""

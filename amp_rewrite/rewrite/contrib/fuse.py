@@ -220,7 +220,7 @@ def _unsupported_norm(fuser: Fuser, norm: Operator, shape: Dims) -> str | None:
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is also read"
     if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
-        return "it is not over the last axis only"
+        return "it normalizes axes other than the last"
     if int_attribute(norm.node, "stash_type", DType.FLOAT.code) != DType.FLOAT.code:
         return "its statistics are not float32"
     if any(v is not None and fuser.shape(v) != (shape[-1],) for v in norm.inputs[1:]):

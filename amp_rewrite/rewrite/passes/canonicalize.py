@@ -136,10 +136,10 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     findings = []
     if low:
         names = " and ".join(dtype.spelling for dtype in others)
-        text = f"{count(len(low), 'op computes', 'ops compute')} in {names}: decided as if they were float32"
+        text = f"{count(len(low), 'op')} in {names}, decided as if in float32"
         findings.append(Finding("widened", "model", f"{text} · values may be out of range · check with --data"))
     if wide:
-        text = f"{count(len(wide), 'op computes', 'ops compute')} in float64; they now use float32"
+        text = f"{count(len(wide), 'op')} narrowed from float64 to float32"
         findings.append(Finding("narrowed", "model", text))
     types = [*others, *([DType.DOUBLE] if wide else [])]
     return View.of(in_float32(view.model, types, retyped)), tuple(findings)

@@ -66,10 +66,11 @@ def inlined(model: Model, functions: Sequence[tuple[str, str]] | None = None) ->
 
 
 def _prepared(proto: ModelProto) -> ModelProto:
-    """Prepare a model for onnx's inliner, which ignores attribute defaults and requires a single opset.
+    """Prepare a model for onnx's inliner: add attribute defaults to calls, and unify opsets.
 
-    A function with another opset gets the opset of the model if its ops are the same there, which the standard requires
-    of called functions (IR.md, "Model Local Functions").
+    The inliner ignores the defaults and requires a single opset. A function with another opset gets the opset of the
+    model if its ops are the same there, which the standard requires of called functions (IR.md, "Model Local
+    Functions").
     """
     opsets = {normal_domain(imported.domain): imported.version for imported in proto.opset_import}
     prepared = clone(proto)

@@ -106,7 +106,7 @@ def _reduction_obstacle(view: View, cluster: Cluster, rank: int) -> str | None:
     """Return why the reductions of a cluster are not over the last axis with keepdims; None if they are."""
     for op in (op for op_id in cluster.ops if (op := view.ops[op_id]).kind in _REDUCTIONS):
         if op.kind == "GlobalAveragePool" or list(reduction_axes(view, op)) not in ([-1], [rank - 1]):
-            return "it is not over the last axis only"
+            return "it reduces axes other than the last"
         if not int_attribute(op.node, "keepdims", 1):
             return "it drops the reduced axis"
     return None

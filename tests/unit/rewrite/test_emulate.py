@@ -130,7 +130,7 @@ def test_inputs_and_outputs_have_the_requested_types(io: str, expected: list[str
 
 
 def test_an_unknown_io_option_is_refused() -> None:
-    message = "unknown io 'low' for an emulation; use one of numpy, same, float32"
+    message = "unknown io 'low' for emulate; use one of numpy, same, float32"
     with pytest.raises(amp_rewrite.PolicyError, match=message):
         emulate(parsed(EDGES), io="low")
 

@@ -72,8 +72,8 @@ PLAIN = "float[2,4] x"
         (NORMED, 16, PLAIN, f"opset 16 has no LayerNormalization · {AUTO} 17"),
         (RMS_NORM, 22, PLAIN, f"opset 22 has no RMSNormalization · {AUTO} 23"),
         (ERF, 19, PLAIN, f"opset 19 has no Gelu · {AUTO} 20"),
-        (FIRST_AXIS, 18, PLAIN, "it is not over the last axis only"),
-        (FIRST_AXIS.replace("first", "both"), 18, PLAIN, "it is not over the last axis only"),
+        (FIRST_AXIS, 18, PLAIN, "it reduces axes other than the last"),
+        (FIRST_AXIS.replace("first", "both"), 18, PLAIN, "it reduces axes other than the last"),
         (NORMED, 18, "float[A,B] x", "the size of the normalized axis is not known"),
         (NORMED, 18, "float[2,1] x", "gain does not have one number for each of the 1 normalized elements"),
         (

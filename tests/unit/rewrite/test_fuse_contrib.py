@@ -118,7 +118,7 @@ SKIPPED: dict[str, tuple[str, str]] = {
         SUM + "y = LayerNormalization <axis = 1> (t, z, z)",
         ROWS,
     ),
-    "it is not over the last axis only": (SUM + "y = LayerNormalization <axis = 0> (t, gain)", ROWS),
+    "it normalizes axes other than the last": (SUM + "y = LayerNormalization <axis = 0> (t, gain)", ROWS),
     "other ops read the sum before scale is computed": (
         SUM + "o = Neg (t)  scale = Add (gain, late)  y = LayerNormalization (t, scale)",
         TWO + ", float[4] late",
