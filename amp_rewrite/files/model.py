@@ -87,7 +87,7 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model. A Model, or the one in a result of `convert` or `repair`, is returned unchanged.
+        """Load and return a model. A Model, or the one in a result of `convert` or `repair`, is returned unchanged.
 
         Tensors above 16 KiB in a file or a program become stubs instead of being read.
 
