@@ -24,95 +24,95 @@ _WARP, _THREADS, _BLOCKS, _LOADS = 32, 512, 512, 4
 # -- sums, means and norms ----------------------------------------------------------------------------
 
 
-def conv(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def conv(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand a Conv with a bias: the sum is rounded before the bias is added."""
-    weight = site.shape(1)
-    if not site.input(2) or weight is None:
+    weight = source.shape(1)
+    if not source.input(2) or weight is None:
         return None
-    total = b.low("Conv", *site.node.input[:2], **site.attributes())
-    return [b.low("Add", total, b.reshaped(site.input(2), [-1, *[1] * (len(weight) - 2)]))]
+    total = b.low("Conv", *source.node.input[:2], **source.attributes())
+    return [b.low("Add", total, b.reshaped(source.input(2), [-1, *[1] * (len(weight) - 2)]))]
 
 
-def instance_norm(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def instance_norm(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand an InstanceNormalization of several samples: statistics in float32, then each step rounded.
 
     For a single sample, onnxruntime runs its batch norm kernel, in float32. If the number of samples is unknown, it is
     tested at run time.
     """
-    shape = site.shape(0)
+    shape = source.shape(0)
     if shape is None or len(shape) < 3 or shape[0] == 1:
         return None
-    x, axes = site.input(0), list(range(2, len(shape)))
-    scale, bias = (b.reshaped(site.input(slot), [-1, *[1] * len(axes)]) for slot in (1, 2))
+    x, axes = source.input(0), list(range(2, len(shape)))
+    scale, bias = (b.reshaped(source.input(slot), [-1, *[1] * len(axes)]) for slot in (1, 2))
     mean = b.reduce("ReduceMean", x, axes, keepdims=True)
     centered = b.op("Sub", x, mean)
     variance = b.reduce("ReduceMean", b.op("Mul", centered, centered), axes, keepdims=True)
-    epsilon = b.scalar(float_attribute(site.node, "epsilon", 1e-5), DType.FLOAT)
+    epsilon = b.scalar(float_attribute(source.node, "epsilon", 1e-5), DType.FLOAT)
     deviation = b.low("Sqrt", b.low("Add", variance, epsilon))
     scaled = b.low("Mul", scale, b.low("Sub", x, b.rounded(mean)))
     result = b.low("Add", b.low("Div", scaled, deviation), bias)
     if shape[0] is None:
         single = b.op("Equal", b.slice(b.op("Shape", x), 0, 1, 0), b.ints([1]))
-        result = b.op("Where", single, b.rounded(b.like(site.node, site.node.input)[0]), result)
+        result = b.op("Where", single, b.rounded(b.like(source.node, source.node.input)[0]), result)
     return [result]
 
 
-def cum_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def cum_sum(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand a CumSum in forward order. In reverse, the kernel starts a new float32 sum for each result."""
-    shape, axis = site.shape(0), number(site.view, site.op.inputs[1])
-    if shape is None or axis is None or int_attribute(site.node, "reverse", 0):
+    shape, axis = source.shape(0), number(source.view, source.op.inputs[1])
+    if shape is None or axis is None or int_attribute(source.node, "reverse", 0):
         return None
     along = int(axis) % len(shape)
-    exclusive = int_attribute(site.node, "exclusive", 0)
+    exclusive = int_attribute(source.node, "exclusive", 0)
 
     def step(body: RoundingBuilder, states: list[str], parts: list[str]) -> list[str]:
         total = body.low("Add", states[0], parts[0])
         return [total, states[0] if exclusive else total]
 
-    first = b.op("Gather", site.input(0), b.constant(np.array(0, np.int64)), axis=along)
-    _, sums = b.scan([b.zeros(b.op("Shape", first))], [(site.input(0), along)], step, len(shape) - 1)
+    first = b.op("Gather", source.input(0), b.constant(np.array(0, np.int64)), axis=along)
+    _, sums = b.scan([b.zeros(b.op("Shape", first))], [(source.input(0), along)], step, len(shape) - 1)
     order = [*range(1, along + 1), 0, *range(along + 1, len(shape))]
     return [b.op("Transpose", sums, perm=order) if along else sums]
 
 
-def log_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def log_sum(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand a ReduceLogSum: the sum is rounded."""
-    axes = _reduced_axes(site)
+    axes = _reduced_axes(source)
     if not axes:
         return None
-    return [b.low("Log", b.rounded(b.reduce("ReduceSum", site.input(0), axes, keepdims=_keepdims(site))))]
+    return [b.low("Log", b.rounded(b.reduce("ReduceSum", source.input(0), axes, keepdims=_keepdims(source))))]
 
 
-def log_sum_exp(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def log_sum_exp(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand a ReduceLogSumExp: the maximum is subtracted first and added last, with each step rounded."""
-    axes, x = _reduced_axes(site), site.input(0)
+    axes, x = _reduced_axes(source), source.input(0)
     if not axes:
         return None
     powers = b.low("Exp", b.low("Sub", x, b.reduce("ReduceMax", x, axes, keepdims=True)))
-    total = b.rounded(b.reduce("ReduceSum", powers, axes, keepdims=_keepdims(site)))
-    return [b.low("Add", b.low("Log", total), b.reduce("ReduceMax", x, axes, keepdims=_keepdims(site)))]
+    total = b.rounded(b.reduce("ReduceSum", powers, axes, keepdims=_keepdims(source)))
+    return [b.low("Add", b.low("Log", total), b.reduce("ReduceMax", x, axes, keepdims=_keepdims(source)))]
 
 
-def _reduced_axes(site: EmulatedOp) -> list[int]:
+def _reduced_axes(source: EmulatedOp) -> list[int]:
     """Return the axes of a reduction; an empty list if they are unknown or if there are none."""
-    shape, axes = site.shape(0), reduction_axes(site.view, site.op)
-    if shape is None or (not axes and (site.input(1) or int_attribute(site.node, "noop_with_empty_axes", 0))):
+    shape, axes = source.shape(0), reduction_axes(source.view, source.op)
+    if shape is None or (not axes and (source.input(1) or int_attribute(source.node, "noop_with_empty_axes", 0))):
         return []
     return sorted({axis % len(shape) for axis in axes or range(len(shape))})
 
 
-def _keepdims(site: EmulatedOp) -> bool:
-    return bool(int_attribute(site.node, "keepdims", 1))
+def _keepdims(source: EmulatedOp) -> bool:
+    return bool(int_attribute(source.node, "keepdims", 1))
 
 
-def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def matrix_sum(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand a ReduceSum or ReduceMean over leading or trailing axes.
 
     The sum is rounded; for a mean, it is divided by a rounded count. Over leading axes, the sums of blocks of rows are
     added in the low type. The device adds them in the order in which the blocks finish; this recipe adds the last block
     first. Over other axes, a library sums in float32.
     """
-    shape, axes = site.shape(0), _reduced_axes(site)
+    shape, axes = source.shape(0), _reduced_axes(source)
     if shape is None or not axes:
         return None
     reduced = [axis in axes for axis, size in enumerate(shape) if size != 1]
@@ -120,21 +120,21 @@ def matrix_sum(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
     if not any(reduced) or not (leading or trailing):
         return None
     blocks, height = _grid(shape, axes) if leading else (1, 1)
-    mean = site.op.op_type == "ReduceMean"
+    mean = source.op.op_type == "ReduceMean"
     if blocks == 1 and not mean:
         return None
-    unrounded = b.reduce("ReduceSum", site.input(0), axes, keepdims=_keepdims(site))
+    unrounded = b.reduce("ReduceSum", source.input(0), axes, keepdims=_keepdims(source))
     rows = elements([shape[axis] for axis in axes])
     if blocks == 1:
         total = b.rounded(unrounded)
     else:
         assert rows is not None, "several blocks are only used for a known number of rows"
-        total = b.op("Reshape", _blockwise_sum(b, site, rows, blocks, height), b.op("Shape", unrounded))
+        total = b.op("Reshape", _blockwise_sum(b, source, rows, blocks, height), b.op("Shape", unrounded))
     if not mean:
         return [total]
     if rows is not None:
         return [b.low("Div", total, b.number(rows))]
-    dims = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
+    dims = b.op("Gather", b.op("Shape", source.input(0)), b.ints(axes), axis=0)
     count = b.op("Cast", b.reduce("ReduceProd", dims, [0], keepdims=False), to=DType.FLOAT.code)
     return [b.low("Div", total, b.rounded(count))]
 
@@ -155,9 +155,9 @@ def _power_above(number: int) -> int:
     return 1 << (max(1, number) - 1).bit_length()
 
 
-def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int, height: int) -> str:
+def _blockwise_sum(b: RoundingBuilder, source: EmulatedOp, rows: int, blocks: int, height: int) -> str:
     """Append a sum over leading axes: float32 sums of interleaved blocks of rows, added in the low type."""
-    transposed = b.op("Transpose", b.reshaped(site.input(0), [rows, -1]), perm=[1, 0])
+    transposed = b.op("Transpose", b.reshaped(source.input(0), [rows, -1]), perm=[1, 0])
     parts = b.reshaped(b.zero_padded(transposed, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
     backward = b.op("Gather", sums, b.ints(range(blocks)[::-1]), axis=1)
@@ -172,24 +172,24 @@ def _blockwise_sum(b: RoundingBuilder, site: EmulatedOp, rows: int, blocks: int,
 # -- activations -----------------------------------------------------------------------------------
 
 
-def softplus(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
+def softplus(b: RoundingBuilder, source: EmulatedOp) -> list[str]:
     """Expand a Softplus: log(1 + exp x), without overflow for either sign of x."""
-    x, one = site.input(0), b.number(1.0)
+    x, one = source.input(0), b.number(1.0)
     below = b.low("Log", b.low("Add", one, b.low("Exp", x)))
     above = b.low("Add", x, b.low("Log", b.low("Add", one, b.low("Exp", b.op("Neg", x)))))
     return [b.op("Where", b.op("Greater", x, b.number(0.0)), above, below)]
 
 
-def hard_swish(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
+def hard_swish(b: RoundingBuilder, source: EmulatedOp) -> list[str]:
     """Expand a HardSwish: x times (x / 6 + 0.5) clipped to [0, 1], with a division for the slope."""
-    x, one, zero = site.input(0), b.number(1.0), b.number(0.0)
+    x, one, zero = source.input(0), b.number(1.0), b.number(0.0)
     line = b.low("Add", b.low("Div", x, b.number(6.0)), b.number(0.5))
     return [b.low("Mul", x, b.op("Max", zero, b.op("Min", one, line)))]
 
 
-def elu(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
+def elu(b: RoundingBuilder, source: EmulatedOp) -> list[str]:
     """Expand an Elu: alpha (exp x − 1) below zero."""
-    x, alpha = site.input(0), b.number(float_attribute(site.node, "alpha", 1.0))
+    x, alpha = source.input(0), b.number(float_attribute(source.node, "alpha", 1.0))
     below = b.low("Mul", alpha, b.low("Sub", b.low("Exp", x), b.number(1.0)))
     return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
 
@@ -261,19 +261,19 @@ _CELLS = {
 }
 
 
-def recurrent_layer(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def recurrent_layer(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand an LSTM, RNN, or GRU with the reset after the product; with default activations and without lengths."""
-    weights, recurrence, cell = site.static(1), site.static(2), _CELLS[site.op.op_type]
-    unsupported_inputs = any(site.input(slot) for slot in (_LENGTHS, _PEEPHOLES))
-    attributes = site.attributes()
+    weights, recurrence, cell = source.static(1), source.static(2), _CELLS[source.op.op_type]
+    unsupported_inputs = any(source.input(slot) for slot in (_LENGTHS, _PEEPHOLES))
+    attributes = source.attributes()
     altered = any(_NEUTRAL.get(name, value) != value for name, value in attributes.items())
-    reset_first = site.op.op_type == "GRU" and not attributes.get("linear_before_reset")
+    reset_first = source.op.op_type == "GRU" and not attributes.get("linear_before_reset")
     if weights is None or recurrence is None or unsupported_inputs or altered or reset_first:
         return None
     defaults = [*cell.activations] * weights[0]
     if [name.lower() for name in attributes.get("activations", defaults)] != defaults:
         return None
-    directions = [_direction(b, site, i, weights[2], recurrence[2]) for i in range(weights[0])]
+    directions = [_direction(b, source, i, weights[2], recurrence[2]) for i in range(weights[0])]
     sequences, *states = zip(*directions, strict=True)
     return [_stacked(b, sequences, 1), *(_stacked(b, ends, 0) for ends in states)]
 
@@ -282,12 +282,12 @@ def _stacked(b: RoundingBuilder, parts: Sequence[str], axis: int) -> str:
     return b.op("Concat", *(b.unsqueeze(part, [axis]) for part in parts), axis=axis)
 
 
-def _direction(b: RoundingBuilder, site: EmulatedOp, index: int, width: int, hidden: int) -> list[str]:
+def _direction(b: RoundingBuilder, source: EmulatedOp, index: int, width: int, hidden: int) -> list[str]:
     """Append the Scan of one direction; return the outputs of all steps, then the last states."""
-    cell, x = _CELLS[site.op.op_type], site.input(0)
+    cell, x = _CELLS[source.op.op_type], source.input(0)
     size, index_constant = cell.gates * hidden, b.constant(np.array(index, np.int64))
     steps, batch = (b.slice(b.op("Shape", x), axis, 1, 0) for axis in range(2))
-    inputs = [site.input(slot) for slot in range(_INITIAL_STATES + cell.states)]
+    inputs = [source.input(slot) for slot in range(_INITIAL_STATES + cell.states)]
     slices = ["", *(b.op("Gather", name, index_constant, axis=0) if name else "" for name in inputs[1:])]
     product = _product(b, b.reshaped(x, [-1, width]), width, _blocks(b, slices[1], width, size), size)
     outer = b.op("Reshape", product, b.op("Concat", steps, batch, b.ints([size]), axis=0))
@@ -303,7 +303,7 @@ def _direction(b: RoundingBuilder, site: EmulatedOp, index: int, width: int, hid
         updated = cell.formula(body, gates, states)
         return [*updated, updated[0]]
 
-    backward = site.attributes().get("direction") == b"reverse" or index == 1
+    backward = source.attributes().get("direction") == b"reverse" or index == 1
     initial = [state or b.zeros(batch, b.ints([hidden])) for state in slices[_INITIAL_STATES:]]
     *last, sequence = b.scan(initial, [(outer, 0)], step, 2, backward=backward)
     return [sequence, *last]
@@ -328,23 +328,23 @@ def _product(b: RoundingBuilder, rows: str, length: int, blocks: str, size: int)
 # -- operators without a kernel on the CPU -----------------------------------------------------------
 
 
-def split_gelu(b: RoundingBuilder, site: EmulatedOp) -> list[str] | None:
+def split_gelu(b: RoundingBuilder, source: EmulatedOp) -> list[str] | None:
     """Expand a BiasSplitGelu: the sum and the product of its halves are rounded."""
-    width = (site.static(1) or (0,))[0]
+    width = (source.static(1) or (0,))[0]
     if not width:
         return None
-    total = b.low("Add", *site.node.input)
+    total = b.low("Add", *source.node.input)
     left, right = b.split(total, [width // 2, width // 2], -1, results=2)
     erf = b.op("Erf", b.op("Div", right, b.scalar(math.sqrt(2), DType.FLOAT)))
     half = b.op("Mul", right, b.scalar(0.5, DType.FLOAT))
     return [b.low("Mul", left, b.op("Mul", half, b.op("Add", erf, b.scalar(1, DType.FLOAT))))]
 
 
-def group_norm(b: RoundingBuilder, site: EmulatedOp) -> list[str]:
+def group_norm(b: RoundingBuilder, source: EmulatedOp) -> list[str]:
     """Expand a GroupNorm or SkipGroupNorm, with rounded sums and float32 statistics: var x = mean x² − (mean x)²."""
-    attributes = site.attributes()
-    x, gamma, beta, skip, bias = (site.input(slot) for slot in range(5))
-    if skip and len(site.shape(3) or ()) == 2:
+    attributes = source.attributes()
+    x, gamma, beta, skip, bias = (source.input(slot) for slot in range(5))
+    if skip and len(source.shape(3) or ()) == 2:
         skip = b.reshaped(skip, [0, 1, 1, -1])
     total = b.total(x, bias, skip)
     grouped = b.reshaped(total, [0, 0, 0, attributes["groups"], -1])

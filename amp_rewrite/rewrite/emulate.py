@@ -109,12 +109,12 @@ def _twin(
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
-    _Twin(view, types, kept_types, rounding, edges).graph(proto.graph, view.scopes[MAIN])
+    _TwinWriter(view, types, kept_types, rounding, edges).graph(proto.graph, view.scopes[MAIN])
     import_standard(proto)
     return replace(view.model, proto=proto)
 
 
-class _Twin:
+class _TwinWriter:
     """Rewriter of a copy of the model in one walk; `types`, called low here, become float32.
 
     `low_io`: inputs and outputs that keep their low type. `names`: the names of float32 twins that differ from the
