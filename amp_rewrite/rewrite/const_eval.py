@@ -124,7 +124,7 @@ _ARITHMETIC = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
 def _worth_folding(view: View, op: Op, folded: Mapping[ValueId, Array]) -> bool:
-    """True if folding saves arithmetic; a weight that is only reshaped would be stored twice."""
+    """True if folding saves arithmetic; without arithmetic, a reshaped weight would be stored twice."""
 
     def before(op_id: OpId) -> Iterator[OpId]:
         sources = (v for v in view.ops[op_id].operands if v in folded and view.dtype(v) is DType.FLOAT)

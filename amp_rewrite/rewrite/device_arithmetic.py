@@ -197,7 +197,7 @@ def elu(b: RoundingBuilder, source: EmulatedOp) -> list[str]:
 # -- recurrent cells as in cuDNN: each step is rounded, and products are rounded after every 16 terms --------
 
 _TERMS = 16
-"""Number of terms that a tensor core sums before it rounds."""
+"""Number of terms summed by a tensor core before rounding."""
 _LENGTHS, _INITIAL_STATES, _PEEPHOLES = 4, 5, 7
 _NEUTRAL: Mapping[str, object] = {
     "clip": 0.0,
@@ -206,7 +206,7 @@ _NEUTRAL: Mapping[str, object] = {
     "activation_alpha": [],
     "activation_beta": [],
 }
-"""Unsupported attributes, with the values that have no effect."""
+"""Unsupported attributes, with their neutral values."""
 
 
 Formula = Callable[[RoundingBuilder, Sequence[Sequence[str]], Sequence[str]], list[str]]

@@ -232,7 +232,7 @@ class _TwinWriter:
             yield from self._widened(op, node)
 
     def _sum_first(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the sum that precedes a norm, rounded after each addition as in the norm's kernels.
+        """Yield the sum before a norm, rounded after each addition as in the norm's kernels.
 
         The node then adds two halves of the sum, which is exact.
         """

@@ -33,7 +33,7 @@ ROUNDINGS = 4
 """Maximum number of constants rounded to float32 in one formula: √2, √(2/π), 0.044715 and one factor. An error of UNIT
 in one of them changes the result by at most UNIT of its magnitude."""
 SPREADS = (1.0, 1e-3, 30.0)
-"""Standard deviations of random inputs: typical, so small that an epsilon dominates, and large."""
+"""Standard deviations of random inputs: typical, small enough for an epsilon to dominate, and large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def mismatch(
 
 
 _VERIFIED: set[bytes] = set()
-"""Digests of successful comparisons, so that layers with equal ops but other names are compared once."""
+"""Digests of successful comparisons, to compare layers with equal ops but other names only once."""
 
 
 def _digest(
@@ -165,7 +165,7 @@ def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
 
 
 _MAX_WIDE_AXES = 4
-"""Maximum number of leading axes of size 2, so that arrays do not grow with the rank."""
+"""Maximum number of leading axes of size 2, to limit the size of arrays of any rank."""
 
 
 def float64_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:

@@ -1,4 +1,4 @@
-"""Records of the fusions: the pattern that an operator replaces, the obstacles, and two example models."""
+"""Records of the fusions: a pattern, the operator in its place, the obstacles, and two example models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MODES = {
     "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
-"""For each mode: the option that turns its fusions off, and the text about the option that turns them on."""
+"""For each mode: the option to turn its fusions off, and the text about the option to turn them on."""
 _LAST_AXIS = "an axis other than the last, or of unknown size; an epsilon that is not a constant scalar under the root"
 _NORM = f"{_LAST_AXIS}; a scale or bias that does not have one number per element"
 _MASKS = "two masks; a mask that does not cover every query and key"

@@ -64,7 +64,7 @@ class NodeBuilder:
         return self._dtypes.get(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output; return the name of the output. Attributes that are None are omitted."""
+        """Append a node with one output; return the name of the output. Attributes of None are omitted."""
         return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
 
     def ops(self, op_type: str, *inputs: str, results: int, domain: str = "", **attributes: Any) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ class _Case:
 
 
 class NodeConverter:
-    """Converter of ops to another opset; ops that differ only in names are converted once."""
+    """Converter of ops to another opset, once for all ops with the same form."""
 
     def __init__(self, view: View, opset: int) -> None:
         self.view, self.opset = view, opset

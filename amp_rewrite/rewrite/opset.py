@@ -132,7 +132,7 @@ _FIRST_WITH_OPERATOR = {
     for rule in FUSIONS
     if (first := versions.FIRST_FUSED.get(rule.operator, 0)) >= versions.OLDEST_MOVED
 }
-"""For each kind of cluster, the first opset that defines its operator, if a move may reach that opset."""
+"""For each kind of cluster, the first opset with its operator, if within the range of moves."""
 
 
 def _best(view: View, kernels: _KernelCheck) -> tuple[View, list[str]]:
@@ -189,7 +189,7 @@ def relabeled(view: View, opset: int) -> View:
 
 
 def moved_to(view: View, opset: int) -> View | str:
-    """Return the view at another opset, checked by onnx, or the reason why it cannot be moved to that opset.
+    """Return the view at another opset, checked by onnx, or the reason why it cannot be moved.
 
     Local functions are inlined, since they import their own opsets.
     """
@@ -225,7 +225,7 @@ def moved_to(view: View, opset: int) -> View | str:
 
 
 def _changes(view: View, opset: int) -> list[Replacement] | str:
-    """Return replacements for the ops that change at another opset, or the obstacle to the move."""
+    """Return replacements for the ops with changes at another opset, or the obstacle to the move."""
     changes, converter = list[Replacement](), NodeConverter(view, opset)
     for op in view.ops:
         if op.domain:

@@ -51,7 +51,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops that match a fusion but are not fused; `reason` is one clause."""
+    """A match of a fusion to leave unfused; `reason` is one clause."""
 
     kind: str
     last: OpId
@@ -115,7 +115,7 @@ class LazyPass:
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
-    """Return the reason not to fuse ops at an opset that does not define the operator."""
+    """Return the reason not to fuse ops at an opset without the operator."""
     newer = f"--opset auto, unless other ops lose a kernel at opset {first}"
     faster = (
         f"opset {first} has one, but other ops lose a kernel there" if context.opset_chosen else f"faster with {newer}"
@@ -172,7 +172,7 @@ def fused_node(
 
 
 def external_inputs(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
-    """Return the values that these ops read from outside the group, in order of first use."""
+    """Return the inputs of these ops from outside the group, in order of first use."""
     results = {value for op in ops for value in view.ops[op].outputs}
     inputs = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in inputs if value is not None and value not in results)
@@ -227,7 +227,7 @@ def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
 
 
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
-    """Return the ops to remove and the initializers that become unread. O(ops visited).
+    """Return the ops to remove, and the newly unread initializers. O(ops visited).
 
     Ops are also removed if only removed ops read their results.
     """

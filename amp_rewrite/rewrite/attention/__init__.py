@@ -1,1 +1,1 @@
-"""Attention fusion: recognize written-out scaled dot-product attention and replace it by one op."""
+"""Attention fusion: recognize written-out scaled dot-product attention and replace it with one op."""

@@ -186,7 +186,7 @@ def _is_copy(view: View, op: Op) -> bool:
 
 
 _Step = tuple[Op, int]
-"""An op and the slot through which it reads the scores."""
+"""An op and the slot of the scores among its inputs."""
 
 
 def _score_path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, ...] | None:

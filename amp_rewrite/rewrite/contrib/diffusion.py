@@ -156,7 +156,7 @@ class _GroupNorm:
 
 
 def _channel_constant(view: View, op: Op, value: ValueId) -> Array | None:
-    """Return the constant operand that an op combines with a value, if it has one number for each channel."""
+    """Return the other, constant operand of an op on a value, if it has one number for each channel."""
     array = next((view.array(b) for a, b in orders(op) if a == value), None)
     axes = () if array is None else array.shape
     return array if len(axes) in (3, 4) and axes[-2:] == (1, 1) and axes[:-3] in ((), (1,)) else None
@@ -172,7 +172,7 @@ def _silu(view: View, op: Op) -> tuple[Op, ...]:
 
 
 def _skip_sum(view: View, x: ValueId, shape: Dims) -> tuple[Op, ValueId, ValueId] | None:
-    """Return the Add that computes x from an image and a skip: another image, or one number per channel."""
+    """Return the Add of an image and a skip with the sum x; a skip is another image, or one number per channel."""
     add, dims = view.producer(x, "Add"), known_dims(view)
     if add is None or None in shape:
         return None

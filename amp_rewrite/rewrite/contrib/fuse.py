@@ -42,7 +42,7 @@ from amp_rewrite.rewrite.replacement import (
 )
 
 _COMPLETE_OPSET = 23
-"""The first opset with all the standard operators that these fusions extend."""
+"""The first opset with all the standard operators extended by these fusions."""
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
@@ -77,7 +77,7 @@ def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
 
 
 def decompose_fusible(view: View, context: Context, objection: Objection) -> View:
-    """Decompose each Attention that onnxruntime's own operator can replace; return the new view."""
+    """Decompose each Attention with an equivalent among onnxruntime's own operators; return the new view."""
     decomposed, _ = run_round(view, (decompose_attentions,), context, objection)
     _, outcomes = run_round(decomposed, (fuse_attentions,), context, objection)
     fused = {
@@ -128,7 +128,7 @@ class Fuser:
     context: Context
 
     def shape(self, value: ValueId | None) -> Dims | None:
-        """Return the known shape of a value; in bodies, without symbolic sizes, which may differ between iterations."""
+        """Return the known shape of a value; in bodies, without symbolic sizes, since they may vary by iteration."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
         return known_dims(self.view).get(value)
@@ -150,7 +150,7 @@ class Fuser:
         return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
     def verified(self, fusion: Replacement, shapes: Shapes) -> Outcome:
-        """Return a replacement that agrees with its ops on random inputs, or a refusal.
+        """Return a replacement, or a refusal if it differs from its ops on random inputs.
 
         `shapes` contains a shape for each value that the ops read, except constants whose numbers matter.
         """
@@ -164,7 +164,7 @@ _SKIP_NORMS = {
     "LayerNormalization": ("skip_layer_normalization", "SkipLayerNormalization"),
     "RMSNormalization": ("skip_rms_normalization", "SkipSimplifiedLayerNormalization"),
 }
-"""For each standard norm, the kind of fusion and the operator that includes the sum."""
+"""For each standard norm, the kind of fusion and the operator with the sum."""
 _RANKS = (2, 3)  # the kernels only accept [tokens, features] and [batch, tokens, features]
 _EPSILON = 1e-5  # the default of both norms
 
@@ -240,7 +240,7 @@ def _summands(fuser: Fuser, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | N
 def _with_bias(
     fuser: Fuser, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
-    """Return the op that adds a bias of one number per feature to a summand, the summands without it, and the bias.
+    """Split a bias of one number per feature off a summand; return its op, the summands without it, and the bias.
 
     Kernels add the bias to the first summand and round. So the summand with the bias must come first, not the residual
     stream, which is larger.
@@ -262,7 +262,7 @@ def _with_bias(
 
 
 def _gelu(fuser: Fuser, gelu: Operator) -> Outcome | None:
-    """Fuse a Gelu with a preceding bias, or a written-out Gelu at an opset that does not define the operator."""
+    """Fuse a Gelu with a preceding bias, or a written-out Gelu at an opset without the operator."""
     x, tanh = gelu.inputs[0], text_attribute(gelu.node, "approximate") == "tanh"
     if x is None or not only_float32(fuser.view, gelu.ops):
         return None

@@ -247,7 +247,7 @@ class _MultiHeadWriter(AttentionNodes):
 
 
 def _shared_tables(view: View, rotations: Sequence[Op | None], heads: Sequence[int], width: int) -> list[str]:
-    """Return the tables of cosines and sines that all rotations share, starting at position 0; otherwise an empty list.
+    """Return the tables of cosines and sines shared by all rotations, starting at position 0; otherwise an empty list.
 
     Rotations of other heads, or of a part of each head, do not qualify.
     """

@@ -28,7 +28,7 @@ from amp_rewrite.rewrite.replacement import Outcome, Replacement, as_outcome, fu
 
 KIND = "rotary_embedding"
 _HALVES_PRESERVED = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
-"""Ops that compute each half of their last axis from the same half of their input."""
+"""Ops on halves: each half of their last axis is computed from the same half of their input."""
 _MAX_STEPS = 16
 _STANDARD = "RotaryEmbedding"
 
@@ -175,7 +175,7 @@ class _RotationWriter(NewNodes):
         return self.before("Reshape", (half_name, shape), f"{name}_cache")
 
     def _trial(self, name: str) -> Trial:
-        """Return a trial on small random operands; `name` is the value that the node rotates."""
+        """Return a trial on small random operands; `name` is the value rotated by the node."""
         view, rotation, rng = self.view, self.rotation, np.random.default_rng(0)
         batch, tokens = 1 if rotation.standard else 2, 3
         x = rng.standard_normal((batch, self.heads, tokens, self.width))

@@ -143,7 +143,7 @@ def _attentions(view: View, context: Context) -> Iterator[_Attention]:
 
 
 def _only_data_reader(view: View, value: ValueId | None, reader: Op) -> bool:
-    """True if `reader` is the only op that reads the data of a value; others may read its shape."""
+    """True if `reader` is the only reader of a value's data; others may read its shape."""
     if value is None or exposed(view, value):
         return False
     readers = [view.ops[use.op] for use in view.uses[value]]
@@ -154,7 +154,7 @@ def _only_data_reader(view: View, value: ValueId | None, reader: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """A sum with a bias that reaches an attention through moves only.
+    """A sum with a bias before an attention, with only moves in between.
 
     `reader` is the op that reads the sum. `elements` contains the index in the bias for each position of the operand.
     """

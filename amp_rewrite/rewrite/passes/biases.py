@@ -32,7 +32,7 @@ _relabel_source = first_input(RELABELS)
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split large biases off products that feed an output or a norm. O(ops); reads the weights of candidates.
+    """Split large biases off products before an output or a norm. O(ops); reads the weights of candidates.
 
     Products whose schema requires a bias (Gemm below opset 11) and models that list their weights as inputs (IR
     version 3) are not changed.
@@ -49,9 +49,9 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def _bias_limit(view: View, value: ValueId) -> float | None:
-    """Return the largest acceptable ratio of bias to weights for a product that feeds a norm or an output.
+    """Return the largest acceptable ratio of bias to weights for a product before a norm or an output.
 
-    None if it feeds another op. Copies in between are skipped. An InstanceNormalization subtracts the whole bias.
+    None if another op reads it. Copies in between are skipped. An InstanceNormalization subtracts the whole bias.
     """
     while (reader := only_reader(view, value)) is not None and _relabel_source(reader) == value and reader.results:
         (value,) = reader.results
@@ -84,7 +84,7 @@ TOKEN_AXES = 3  # batch, tokens, features
 
 @dataclass(frozen=True, slots=True)
 class BiasSum:
-    """An Add of a value and a constant that varies only along the last axis; the result has the value's shape."""
+    """An Add of a value and a constant vector along the last axis; the result has the value's shape."""
 
     add: Op
     source: ValueId
@@ -121,7 +121,7 @@ def _is_vector(view: View, value: ValueId) -> bool:
 
 
 def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
-    """Move a bias into a constant table that is added after the bias, such as position embeddings. O(Adds).
+    """Move a bias into a constant table added after the bias, such as position embeddings. O(Adds).
 
     There may be a Concat between the two Adds.
     """
@@ -175,7 +175,7 @@ def _moved_into_table(
 
 
 def replace_gemms(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each Gemm between a Reshape that merges leading axes and one that splits them. O(Gemms).
+    """Replace each Gemm between two Reshapes, for merging and for splitting leading axes. O(Gemms).
 
     It becomes a MatMul, which does not need the Reshapes, and an Add, which can be fused with norms and activations.
     """

@@ -144,7 +144,7 @@ def _trials(linear: Op, constants: Arrays, folded: Arrays) -> list[Trial]:
 
 
 def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:
-    """Return the smallest input that uses each element of a kernel more than once; None if attributes do not match."""
+    """Return the smallest input to use each element of a kernel more than once; None if attributes do not match."""
     if linear.kind == "Gemm":
         inner = weight.shape[1 - _channel_axis(linear)]
         return (inner, 2) if int_attribute(linear.node, "transA", 0) else (2, inner)

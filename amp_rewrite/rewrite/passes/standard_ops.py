@@ -59,7 +59,7 @@ def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replac
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace x · Reciprocal(root) in a norm with x / root, which onnxruntime fuses with the rest of the norm."""
+    """Replace x · Reciprocal(root) in a norm with x / root; onnxruntime fuses it with the rest of the norm."""
     for cluster in clusters(view):
         inverse = next((view.ops[op] for op in cluster.ops if view.ops[op].kind == "Reciprocal"), None)
         product = only_reader(view, inverse.outputs[0], "Mul") if inverse is not None else None
@@ -138,4 +138,4 @@ _OPERATORS: Mapping[str, tuple[str, Callable[[View, Cluster, Context], _Operator
     "gelu_erf": ("Gelu", _gelu),
     "gelu_tanh": ("Gelu", _gelu),
 }
-"""For each kind of cluster, the operator and the function that finds its inputs and attributes."""
+"""For each kind of cluster, the operator and a function to find its inputs and attributes."""

@@ -46,7 +46,7 @@ _SUMMAND_SLOTS = {
     **dict.fromkeys(("GroupNormalization", "BatchNormalization"), (2,)),
     **dict.fromkeys(COMPARISONS, (0, 1)),
 }
-"""Slots of constants in sums and comparisons, whose precision matters less."""
+"""Slots of constants in sums and comparisons; their precision matters less."""
 
 
 class Origin(NamedTuple):
@@ -99,7 +99,7 @@ def refusal(view: View) -> str | None:
 
 
 class _ShiftEmitter:
-    """Rewriter of ops in a single pass. `natural`: the exponents at which values are computed."""
+    """Rewriter of ops in a single pass. `natural`: the exponents of the values as computed."""
 
     def __init__(
         self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], request: ShiftRequest
@@ -147,7 +147,7 @@ class _ShiftEmitter:
         return PortProblem(inputs, results, free, order, lambda port, e: self._allowed(op, port, e), lossy)
 
     def _actual_exponent(self, value: ValueId) -> int:
-        """Return the exponent at which readers use a value: the planned one if the computed value exceeds the type."""
+        """Return the exponent of a value for its readers: the planned one if the computed value exceeds the range."""
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
         beyond = math.ldexp(fit.absmax, -natural) * self.request.headroom > self.request.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural

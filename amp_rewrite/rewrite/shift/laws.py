@@ -153,7 +153,7 @@ _TABLE: Mapping[str, Sequence[Law]] = {
 # -- ops whose laws depend on attributes, constants and optional inputs ---------------------------------
 
 _EXACT_POWERS = (1, 2, 3)
-"""Powers that runtimes compute by multiplication. For others they use logarithms, with rounding that does not scale."""
+"""Powers computed by multiplication. For others, runtimes use logarithms, and their rounding does not scale."""
 
 
 def _pow(view: View, op: Op) -> list[Law]:
@@ -176,7 +176,7 @@ def _key_value_ports(op: Op) -> tuple[str, str, Law]:
 
 
 _SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
-"""For each attention op: the slot of cached keys, which precedes the slot of cached values, and the slot of a bias."""
+"""For each attention op, the slots of cached keys (cached values are next) and of a bias."""
 
 
 def _attention(_: View, op: Op) -> list[Law]:

@@ -201,7 +201,7 @@ def plan_shift(
 
 
 def solve_classes(equations: Equations, demanded: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
-    """Return the demanded exponents of classes, and the exponents that relations imply for others.
+    """Return the demanded exponents of classes, and the implied exponents of other classes.
 
     A result follows its factors. A factor follows its result only if the result is shifted further.
     """
