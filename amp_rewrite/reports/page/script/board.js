@@ -1,6 +1,6 @@
 /** A graph with its toolbar and details. */
 class Board {
-  static FEW = 48; static CHANGED = 120; static MANY = 2500;
+  static MAX_PARTS = 48; static MAX_CHANGED_PARTS = 120; static MAX_EXPANDED = 2500;
   constructor(host, G) {
     this.host = host;
     this.status = make("p", { class: "status", role: "status", "aria-live": "polite" });
@@ -11,8 +11,8 @@ class Board {
     this.castAt = this.changeAt = this.hitAt = -1;
     this.hits = [];
     this.build();
-    if (M.changes.size) M.expandUpTo(Board.CHANGED, (s) => M.changedIn[s] > 0);
-    M.expandUpTo(Board.FEW);
+    if (M.changes.size) M.expandUpTo(Board.MAX_CHANGED_PARTS, (s) => M.changedIn[s] > 0);
+    M.expandUpTo(Board.MAX_PARTS);
     view.draw();
     view.fit(false);
     let width = host.clientWidth;
@@ -89,7 +89,7 @@ class Board {
     this.search.addEventListener("input", () => { clearTimeout(this.pause); this.pause = setTimeout(() => this.find(), 120); });
     this.search.addEventListener("keydown", (event) => this.pressInSearch(event));
     const all = (expand) => {
-      if (!M.openAll(expand, Board.MANY)) this.status.textContent = "too many ops to expand all at once; only the first scopes are expanded";
+      if (!M.openAll(expand, Board.MAX_EXPANDED)) this.status.textContent = "too many ops to expand all at once; only the first scopes are expanded";
       view.draw();
       view.fit(false);
     };

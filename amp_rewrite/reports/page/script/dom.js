@@ -31,9 +31,9 @@ const columns = (text) => [...text.slice(0, 200)].reduce((n, c) => n + columnsOf
 const GLYPHS = "▼▲◆≠▸▾…";
 
 /** Truncate a text to a number of columns, never within a character. */
-function cut(text, most) {
-  if (columns(text) <= most) return text;
-  let kept = "", room = most - 1;
+function cut(text, limit) {
+  if (columns(text) <= limit) return text;
+  let kept = "", room = limit - 1;
   for (const c of text) { if ((room -= columnsOf(c)) < 0) break; kept += c; }
   return `${kept}…`;
 }

@@ -1,4 +1,4 @@
-/** The pane beside a graph: an op with its changes, reasons, inputs and readers; or Casts. */
+/** The pane beside a graph. It shows an op with its changes, reasons, inputs and readers, or a list of Casts. */
 class Details {
   constructor(view) {
     this.view = view;

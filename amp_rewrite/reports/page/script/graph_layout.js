@@ -1,6 +1,6 @@
 /** Sizes and positions of the visible parts: layers come from Python, coordinates from here. */
 class GraphLayout {
-  static H = 40; static GAPX = 18; static GAPY = 34; static PAD = 14; static HEAD = 24; static WIDEST = 1000;
+  static H = 40; static GAPX = 18; static GAPY = 34; static PAD = 14; static HEAD = 24; static MAX_WIDTH = 1000;
   constructor(model) {
     this.M = model;
     this.boxes = new Map();
@@ -15,7 +15,7 @@ class GraphLayout {
     return root;
   }
   measure(p) {
-    const { H, GAPX, GAPY, PAD, HEAD, WIDEST } = GraphLayout, { M } = this;
+    const { H, GAPX, GAPY, PAD, HEAD, MAX_WIDTH } = GraphLayout, { M } = this;
     const box = { p, x: 0, y: 0, w: 0, h: H, rows: null };
     this.boxes.set(p, box);
     if (!M.isOpen(p)) {
@@ -28,7 +28,7 @@ class GraphLayout {
     let layer = null, row = null;
     for (const part of M.parts[p - M.number]) {
       const inner = this.measure(part);
-      if (M.layerOf(part) !== layer || row.w + inner.w > WIDEST) {
+      if (M.layerOf(part) !== layer || row.w + inner.w > MAX_WIDTH) {
         row = { items: [], w: 0, h: 0, layer: (layer = M.layerOf(part)) };
         box.rows.push(row);
       }
@@ -37,8 +37,8 @@ class GraphLayout {
       row.h = Math.max(row.h, inner.h);
     }
     const head = p === M.number ? 0 : HEAD;
-    const least = p === M.number ? 0 : 7.2 * columns(cut(M.label(p), 40)) + 60;
-    box.w = Math.max(least, ...box.rows.map((r) => r.w)) + 2 * PAD + 14;
+    const minWidth = p === M.number ? 0 : 7.2 * columns(cut(M.label(p), 40)) + 60;
+    box.w = Math.max(minWidth, ...box.rows.map((r) => r.w)) + 2 * PAD + 14;
     box.h = head + 2 * PAD + box.rows.reduce((h, r) => h + r.h, 0) + GAPY * Math.max(0, box.rows.length - 1);
     return box;
   }

@@ -123,28 +123,28 @@ class GraphModel {
     for (let s = this.ops.scope[v]; s > 0; s = this.scopes.parent[s]) if (!this.open.has(s)) { this.open.add(s); changed = true; }
     return changed;
   }
-  /** Expand the eligible scopes, the smallest first, while the drawing stays small; show at least eight parts. */
-  expandUpTo(most, eligible = () => true) {
+  /** Expand the eligible scopes, the smallest first, up to `limit` parts in total; always show at least eight. */
+  expandUpTo(limit, eligible = () => true) {
     const { number } = this, size = (p) => this.parts[p - number].length;
     const shown = [number];
     for (let i = 0; i < shown.length; i++) if (this.isOpen(shown[i])) shown.push(...this.parts[shown[i] - number]);
     let closed = shown.filter((p) => p >= number && !this.isOpen(p) && eligible(p - number)), drawn = shown.length;
     while (closed.length) {
       const smallest = closed.reduce((a, b) => (size(b) < size(a) ? b : a));
-      if (drawn > 8 && drawn + size(smallest) > most) break;
+      if (drawn > 8 && drawn + size(smallest) > limit) break;
       this.open.add(smallest - number);
       drawn += size(smallest);
       closed = closed.filter((p) => p !== smallest).concat(this.parts[smallest - number].filter((p) => p >= number && eligible(p - number)));
     }
   }
-  /** Collapse all scopes, or expand them from the outside up to `most` parts; return true if all are expanded. */
-  openAll(expand, most) {
+  /** Collapse all scopes, or expand them from the outside up to `limit` parts; return true if all are expanded. */
+  openAll(expand, limit) {
     this.open.clear();
     this.open.add(0);
     if (!expand) return true;
     let shown = this.parts[0].length, s = 1;
-    for (; s < this.top.length && shown < most; s++) if (this.open.has(this.scopes.parent[s])) { this.open.add(s); shown += this.parts[s].length; }
-    return shown < most;
+    for (; s < this.top.length && shown < limit; s++) if (this.open.has(this.scopes.parent[s])) { this.open.add(s); shown += this.parts[s].length; }
+    return shown < limit;
   }
   /** Return the edges between visible parts, with their Casts. */
   edgesShown() {

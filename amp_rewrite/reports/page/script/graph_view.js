@@ -40,11 +40,11 @@ class GraphView {
       "aria-label": M.describe(p), "aria-expanded": isScope ? String(isOpen) : null, "data-part": p,
     });
     g.append(make("rect", { x, y, width: w, height: h, rx: isOpen ? 8 : isScope ? 10 : 4, class: "box" }));
-    const most = Math.floor((w - 16) / 6.6);
+    const maxColumns = Math.floor((w - 16) / 6.6);
     if (isOpen) {
-      g.append(make("text", { x: x + 12, y: y + 18, class: "head" }, `▾ ${cut(M.label(p), most - 6)}`));
+      g.append(make("text", { x: x + 12, y: y + 18, class: "head" }, `▾ ${cut(M.label(p), maxColumns - 6)}`));
     } else {
-      const tag = p < M.number ? shortType(M.word("dtype", p)) : "▸", sub = cut(M.below(p), most);
+      const tag = p < M.number ? shortType(M.word("dtype", p)) : "▸", sub = cut(M.below(p), maxColumns);
       const head = cut(`${sign ? `${sign} ` : ""}${M.label(p)}`, Math.floor((w - 16) / 7.2) - tag.length - 1);
       g.append(make("text", { x: x + 9, y: sub ? y + 16 : y + h / 2 + 4, class: "head" }, head));
       g.append(make("text", { x: x + w - 8, y: y + 16, class: "tag" }, cut(tag, 8)));
