@@ -146,12 +146,12 @@ class Batches:
     random: bool
 
     @classmethod
-    def of(cls, settings: Request, given: dict[str, Any], *, feedback: bool = True) -> Batches:
+    def of(cls, settings: Request, options: dict[str, Any], *, feedback: bool = True) -> Batches:
         """Extract the options for batches from all options; UsageError for missing or conflicting ones.
 
         `feedback`: False for a command that cannot feed outputs back.
         """
-        random, shapes = given.pop("random"), given.pop("shape")
+        random, shapes = options.pop("random"), options.pop("shape")
         if shapes and not random:
             raise click.UsageError("--shape describes random input; add --random")
         if not (random or settings.data):

@@ -96,7 +96,7 @@ def _examples(ctx: click.Context) -> tuple[str, ...]:
 
 
 class Program(click.Group):
-    """The group of all commands; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
+    """The group of all commands; `amp-rewrite MODEL …` is short for `amp-rewrite convert MODEL …`."""
 
     default = "convert"
 
@@ -257,7 +257,7 @@ def _open_closed_streams() -> None:
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(VERSION, prog_name=NAME, message="%(prog)s %(version)s")
 def program() -> None:
-    """Convert float32 ONNX models to float16 or bfloat16 where that is safe, and say why.
+    """Convert float32 ONNX models to float16 or bfloat16 where that is safe, and explain why.
 
-    `amp-rewrite MODEL` is `amp-rewrite convert MODEL`.
+    `amp-rewrite MODEL` is short for `amp-rewrite convert MODEL`.
     """

@@ -65,8 +65,8 @@ class Command(click.Command):
     """A command with examples in its help, and with headings if it has many options."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        own = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
-        with option_spelling(own):
+        names = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
+        with option_spelling(names):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -191,11 +191,11 @@ def reads(*names: str, keys: Sequence[str] = ()) -> tuple[Callable[[Any], Any], 
 
     `keys`: settings that are options of other commands, but keys of `--set` for this one.
     """
-    own = [ROWS[name] for name in names if name in ROWS]
+    decorators = [ROWS[name] for name in names if name in ROWS]
     keyed = [*(name for name in names if name not in ROWS), *keys]
     text = "Another setting, by its key in amp.toml; repeatable."
     others = click.option("--set", "settings", cls=_Keys, keys=keyed, metavar="KEY=VALUE", help=text, multiple=True)
-    return (*own, config, *([others] if keyed else []))
+    return (*decorators, config, *([others] if keyed else []))
 
 
 FEED = ("data", "int_range", "allow_nonfinite")
@@ -219,18 +219,18 @@ _ALTERNATIVES = ({"data", "ranges"}, CRITERION.keys())
 _MAX_BYTES = 1 << 16
 
 
-def explicit(given: dict[str, Any]) -> Collection[str]:
+def explicit(options: dict[str, Any]) -> Collection[str]:
     """Return the names of the settings on the command line."""
-    own = [name for name, value in given.items() if name in OPTIONS and value not in (None, ())]
-    return [*own, *given["settings"]]
+    names = [name for name, value in options.items() if name in OPTIONS and value not in (None, ())]
+    return [*names, *options["settings"]]
 
 
-def take_settings(given: dict[str, Any]) -> Request:
+def take_settings(options: dict[str, Any]) -> Request:
     """Extract the settings from all options, and merge them with those from the environment and the file."""
-    own = {name: given.pop(name) for name in OPTIONS if name in given} | given.pop("settings", {})
-    if given.get("random") and own.get("data"):
+    typed = {name: options.pop(name) for name in OPTIONS if name in options} | options.pop("settings", {})
+    if options.get("random") and typed.get("data"):
         raise click.UsageError("--data and --random cannot be combined; leave one out")
-    return settings(own, os.environ, config=given.pop("config", None))
+    return settings(typed, os.environ, config=options.pop("config", None))
 
 
 def check_target(output: Path, model: Path, settings: Request, *, explicit: bool, lost: str) -> None:
@@ -250,25 +250,25 @@ def check_target(output: Path, model: Path, settings: Request, *, explicit: bool
 
 
 def settings(
-    given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
+    options: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
 ) -> Request:
     """Return the merged options: the command line takes precedence over the environment, and both over the file.
 
-    `given`: the values from the command line; None and () stand for missing options. The file is `config`, or
+    `options`: the values from the command line; None and () stand for missing options. The file is `config`, or
     `amp.toml` in `folder` if it exists. ConfigError for an unknown key, a wrong type or an unknown choice; it names the
     file, the variable or the option.
     """
     default = folder / NAME
     file = config or (default if default.is_file() else None)
     in_file = from_file(file) if file else {}
-    typed = {key for key, value in given.items() if value not in (None, ())}
+    typed = {key for key, value in options.items() if value not in (None, ())}
     merged: dict[str, Any] = {
         key: value
         for key, value in in_file.items()
         if not any(key in group and typed & group for group in _ALTERNATIVES)
     }
     merged.update(from_environment(environ))
-    merged.update((key, OPTIONS[key].check(given[key], as_option(key))) for key in typed)
+    merged.update((key, OPTIONS[key].check(options[key], as_option(key))) for key in typed)
     changed = {name: value for name, value in in_file.items() if merged.get(name) is value}
     return Request(**merged, config=_described(changed, file) if file else "")
 

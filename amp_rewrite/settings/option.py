@@ -33,7 +33,7 @@ from amp_rewrite.settings.choices import (
 
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Groups of options: the headings in help and documentation, in order."""
-ALWAYS, UNUSUAL = "always", "unusual"
+ALWAYS, IF_CHANGED = "always", "if not the default"
 """Conditions for an option to be in report and metadata: always, or if its value is not the default."""
 
 

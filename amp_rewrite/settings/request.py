@@ -34,8 +34,8 @@ from amp_rewrite.settings.choices import (
 )
 from amp_rewrite.settings.option import (
     ALWAYS,
+    IF_CHANGED,
     PRECISION,
-    UNUSUAL,
     CriterionKeywords,
     Kind,
     ListSource,
@@ -83,17 +83,17 @@ class Request:
 
     to: DType = option(
         "float16",
-        'the type to lower to: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy such as'
-        ' "mixed_float16"; in Python also a type of numpy, ml_dtypes, torch or onnx, such as `np.float16`',
+        'the low type: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy, for example "mixed_float16"; in'
+        " Python, also a numpy, ml_dtypes, torch or onnx type, for example `np.float16`",
         metavar="float16|bfloat16|POLICY",
         help="The low type: float16 or bfloat16.  [default: float16]",
         parse=low_type,
     )
     lists: tuple[ListSource, ...] = option(
         (),
-        "op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
+        "op lists on top of the default lists: YAML files, mappings (in Python) or names of built-in lists",
         metavar="FILE|NAME",
-        help="Op lists to apply on top of the default ones.",
+        help="Op lists to apply on top of the default lists.",
         parse=_overlays,
         environment="AMP_REWRITE_LISTS",
     )
@@ -143,14 +143,14 @@ class Request:
         None,
         "True converts float64 computations to float32 before their types are chosen; the model's inputs and outputs"
         " keep float64",
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     quantized: Quantized = option(
         "keep",
         '"keep" does not change ops between DequantizeLinear and QuantizeLinear, because runtimes compute them in'
         ' integers; "rescale" (opset 19 or later) gives the scales of quantizers, and the ops between them, the low'
         " type",
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     fuse: Fuse = option(
         "auto",
@@ -159,23 +159,23 @@ class Request:
         " also uses those for [diffusion models](../concepts/fusion.md#diffusion), which only run in float16 on CUDA;"
         ' "auto" is "contrib" for ort-cuda, and "basic" for all other targets',
         help="Fusions: auto, none, basic, contrib, diffusion.",
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     assume: Assumption | None = option(
         None,
         '"rows-see-a-key" asserts that no row of an attention mask hides every key, as when each token sees itself:'
         " attention then omits a test of the rows. If a row does hide every key, the results differ",
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     opset: Opset | None = option(
         None,
         'the opset of the result: "auto" for the one that the target supports best, "keep" for the model\'s own; by'
-        " default the model's own if it is at least 13, else the lowest one above 12 with the most kernels for the"
-        " target; see [the opset](../concepts/fusion.md#the-opset)",
+        " default, the model's own if it is at least 13, and otherwise the lowest opset above 12 with the most kernels"
+        " for the target; see [the opset](../concepts/fusion.md#the-opset)",
         metavar="auto|keep|N",
         help="Opset of the result.  [default: at least 13]",
         parse=parse_opset,
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     shift: Shift = option(
         "auto",
@@ -184,13 +184,13 @@ class Request:
         " shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     placement: Placement | None = option(
         None,
         '"mincut" moves the borders between types to where Casts cost least; "propagate" leaves them where'
         ' TensorFlow\'s rules place them; by default "mincut", or "propagate" without safety rules',
-        recorded=UNUSUAL,
+        recorded=IF_CHANGED,
     )
     gray_follows_allow: bool | None = option(
         None,
@@ -199,7 +199,7 @@ class Request:
     )
     external_data: bool | None = output_option(
         None,
-        "store weights in a separate file; by default above 1.5 GB; in Python an argument of `save`",
+        "store weights in a separate file; by default, if they exceed 1.5 GB; in Python an argument of `save`",
     )
     overwrite: bool = output_option(
         False,
@@ -216,7 +216,7 @@ class Request:
     )
     ranges: str | None = data_option(
         None,
-        "ranges that `calibrate` measured; ops stay in float32 if a value that they read or produce does not fit",
+        "ranges measured by `calibrate`; ops stay in float32 if a value that they read or produce does not fit",
         kind=Kind.PATH,
         metavar="FILE",
         help="Ranges of values, from `amp-rewrite calibrate`.",

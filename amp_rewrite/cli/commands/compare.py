@@ -25,15 +25,15 @@ from amp_rewrite.settings.request import CRITERION, STARTS
     parameters.verbose,
     *parameters.REPORT,
 )
-def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, **given: Any) -> int:
+def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, **options: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports.
 
     The text is a summary by type; -v names each op.
     """
     from amp_rewrite.reports.diff import diff
 
-    check_report(report_file, overwrite=given.pop("overwrite"), inputs=(a, b))
-    settings = parameters.take_settings(given)
+    check_report(report_file, overwrite=options.pop("overwrite"), inputs=(a, b))
+    settings = parameters.take_settings(options)
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
     text = delta.to(form, settings.fail_on, verbose=verbose)
@@ -60,22 +60,22 @@ _EMULATION = "Round as half precision would.  [default: on if CUDA is unavailabl
     parameters.flag("-v --verbose", "Print every batch."),
     *parameters.REPORT,
 )
-def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **given: Any) -> int:
+def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **rest: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
     Exit with 1 if they differ by more than the criterion allows. A criterion is required: --tolerance, or a
     --metric with its bound.
     """
-    settings = parameters.take_settings(given)
-    batches, bound = Batches.of(settings, given), settings.criterion
+    settings = parameters.take_settings(rest)
+    batches, bound = Batches.of(settings, rest), settings.criterion
     if not bound:
         ways = "--tolerance X, or --metric NAME=X"
         raise click.UsageError(f"no criterion for the outputs; add {ways}; start with a tolerance of {STARTS}")
     check_report(report_file, overwrite=settings.overwrite, inputs=(a, b))
     from amp_rewrite.evidence.verify import verify
 
-    given |= {"outputs": given.pop("only"), **bound}
-    verdict = batches.compare(verify, a, b, quiet=quiet, **given)
+    rest |= {"outputs": rest.pop("only"), **bound}
+    verdict = batches.compare(verify, a, b, quiet=quiet, **rest)
     command = ""
     if verdict.states and not as_json:  # suggest the same command with states fed back
         typed = click.get_current_context().find_root().obj
@@ -99,14 +99,14 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     *parameters.REPORT,
 )
 def locate(
-    a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **given: Any
+    a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **options: Any
 ) -> None:
     """Show where B diverges from A and which ops add the most error.
 
     The first op is the one where the error jumps; the ops with the largest local errors follow.
     """
-    settings = parameters.take_settings(given)
-    batches = Batches.of(settings, given)
+    settings = parameters.take_settings(options)
+    batches = Batches.of(settings, options)
     check_report(report_file, overwrite=settings.overwrite, inputs=(a, b))
     from amp_rewrite.evidence.locate import locate
 
@@ -134,16 +134,16 @@ _TIME = "Timing"
     parameters.as_json,
     parameters.quiet(),
 )
-def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
+def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """Measure the latency and memory use of models side by side.
 
     All models run on the same batch; the first is the baseline. Measure on a GPU: on a CPU, half precision is slower.
     """
-    batches = Batches.of(parameters.take_settings(given), given, feedback=False)
+    batches = Batches.of(parameters.take_settings(options), options, feedback=False)
     from amp_rewrite.deploy.benchmark import bench
     from amp_rewrite.files.model import Model
 
-    keywords = {name: value for name, value in given.items() if value is not None}
+    keywords = {name: value for name, value in options.items() if value is not None}
     feed = batches.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", *models, quiet=quiet) as tell:
         benchmark = bench(models, feed, progress=tell, **keywords)

@@ -63,21 +63,21 @@ if TYPE_CHECKING:
 )
 @gc_paused(last=True)
 def convert(
-    model: Path, out: tuple[str, ...], output: str | None, dry_run: bool, report_file: Path | None, **given: Any
+    model: Path, out: tuple[str, ...], output: str | None, dry_run: bool, report_file: Path | None, **options: Any
 ) -> int:
     """Convert MODEL, a file or folder. For GPUs: half precision is slow on a CPU."""
     run = _RunOptions(
-        dry_run, report_file, *(given.pop(word) for word in ("jobs", "resume", "as_json", "quiet", "verbose"))
+        dry_run, report_file, *(options.pop(word) for word in ("jobs", "resume", "as_json", "quiet", "verbose"))
     )
-    shapes, overwrite, explicit = given.pop("shape"), bool(given["overwrite"]), parameters.explicit(given)
+    shapes, overwrite, explicit = options.pop("shape"), bool(options["overwrite"]), parameters.explicit(options)
     if is_batch(model, out, output):
-        request = guided_request(parameters.take_settings(given), shapes, explicit)
+        request = guided_request(parameters.take_settings(options), shapes, explicit)
         return convert_batch((model, *map(Path, out)), output, run, request)
     for word in ("jobs", "resume"):
         if getattr(run, word):
             raise click.UsageError(f"{as_option(word)} is for several models; name a folder, and add -o FOLDER")
     target = _destination(out, output)
-    settings = parameters.take_settings(given)
+    settings = parameters.take_settings(options)
     request = guided_request(settings, shapes, explicit)
     target = target or path_beside(model, f"{settings.to.spelling}.onnx")
     command = _next_command(request, [*out], fed=bool(settings.data))
@@ -169,7 +169,7 @@ def _next_command(request: Request, named: list[str], *, fed: bool) -> str:
 
 
 def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
-    """Return the output: the second file or the one of -o; UsageError if the second file may be an input."""
+    """Return the output: the second file, or the file after -o; UsageError if the second file may be an input."""
     if len(out) > 1 or (out and output is not None):
         raise click.UsageError("convert writes one model to a file; several go to a folder, as in -o FOLDER/")
     (word,) = out or (output,)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     parameters.as_json,
     borrowed=(*parameters.reads(*KEYWORDS, *parameters.MEASURED, keys=parameters.FEEDBACK), parameters.SHAPE),
 )
-def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def explain(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Print why NODE gets its type, or what WORD means.
 
     Reasons are traced back to the op that causes them. MODEL can also be a report. NODE is an op, an op type (Softmax)
@@ -54,12 +54,12 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     elif as_json:
         raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")
     else:
-        terminal.show("\n\n".join(_parts(words, parameters.take_settings(given))))
+        terminal.show("\n\n".join(_parts(words, parameters.take_settings(options))))
         return
     from amp_rewrite.reports.sources import is_report, report_in
 
-    shapes, explicit = given.pop("shape"), parameters.explicit(given)
-    settings = parameters.take_settings(given)
+    shapes, explicit = options.pop("shape"), parameters.explicit(options)
+    settings = parameters.take_settings(options)
     if is_report(model):
         from amp_rewrite.reports.explain import explained
 
@@ -115,7 +115,7 @@ _HEADINGS = {"hit": "Smallest model that triggers it", "near": "Closest model th
 
 
 def records() -> dict[str, Any]:
-    """Return the records of safety rules and fusions, by their names and those of their cases."""
+    """Return the records of safety rules and fusions by name, including the names of their cases."""
     from amp_rewrite.rewrite.fusions import FUSIONS
 
     both: tuple[Any, ...] = (*RULES, *FUSIONS)

@@ -49,7 +49,7 @@ class _GatedFile:
         return self.differs or bool(self.failed)
 
     def accept(self, base: str) -> _GatedFile:
-        """Accept the failures, in a file beside this one, and return the new state."""
+        """Record the failures as accepted in a file next to this one, and return the new state."""
         words = self.delta.summary() if self.delta is not None and self.differs else ""
         expect = tuple(outcome.expected for outcome in self.failed)
         Acceptance(base, words, expect, self.report).write(self.file)
@@ -91,7 +91,7 @@ def gate(
     form: str,
     pages: Path | None,
     verbose: bool,
-    **given: Any,
+    **options: Any,
 ) -> int:
     """Compare each FILE with a commit; exit with 1 if one differs.
 
@@ -99,7 +99,7 @@ def gate(
     cannot be read, the others are still compared, and the exit code is 2. For an intended change, --accept writes
     FILE.accepted.json; commit it with FILE. The differences are accepted until the base contains that file.
     """
-    fail_on, github = parameters.take_settings(given).fail_on, form == "github"
+    fail_on, github = parameters.take_settings(options).fail_on, form == "github"
     expectations = [Expectation.parse(text) for text in expect]
     if folder := next((file for file in files if file.is_dir()), None):
         raise click.UsageError(f"{folder} is a folder; name the files in it, as in {folder / '*.onnx'}")
@@ -146,7 +146,7 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
         report = report_in(file)
         delta = diff(before, file) if before is not None else None
         old = committed(place, ref, Path(folder)) if ref is not None and place.is_file() else None
-        merged = old is not None and old.read_bytes() == place.read_bytes()  # then it covers no later change
+        merged = old is not None and old.read_bytes() == place.read_bytes()  # then it does not cover later changes
     outcomes = [expectation.outcome(report) for expectation in expected]
     failed = tuple(outcome for outcome in outcomes if not outcome.met)
     differs = delta is not None and delta.fails(fail_on)
@@ -182,7 +182,7 @@ class Acceptance:
 
     @classmethod
     def read(cls, file: Path) -> Acceptance | None:
-        """Return the acceptance beside a file; None if there is none, ReportError if it cannot be read."""
+        """Return the acceptance next to a file; None if there is none, ReportError if it cannot be read."""
         place = place_of(file)
         if not place.exists():
             return None
@@ -197,7 +197,7 @@ class Acceptance:
         return acceptance
 
     def write(self, file: Path) -> None:
-        """Write the acceptance beside a file, atomically."""
+        """Write the acceptance next to a file, atomically."""
         first = json.dumps({"base": self.base, "differences": self.differences, "expect": self.expect})[:-1]
         text = f'{first},\n"report": {self.report.to_json().rstrip()}\n}}\n'
         write_file(place_of(file), text, "nothing was accepted")
@@ -241,7 +241,7 @@ def _git(
 ) -> subprocess.CompletedProcess[bytes]:
     program = shutil.which("git")
     if program is None:
-        raise MachineError("git is not installed, but the gate compares with a commit; install git")
+        raise MachineError("git is not installed, but `gate` compares with a commit; install git")
     folder = where if where.is_dir() else where.parent
     command = [program, "-C", str(folder), *words]
     done = subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)

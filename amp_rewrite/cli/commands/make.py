@@ -32,14 +32,14 @@ _MAX_ROWS = 20  # printed rows; the file contains all rows
     *parameters.reads(*parameters.FEED, *parameters.FEEDBACK),
     *parameters.RANDOM,
 )
-def calibrate(model: Path, output: Path | None, report_file: Path | None, **given: Any) -> None:
+def calibrate(model: Path, output: Path | None, report_file: Path | None, **options: Any) -> None:
     """Run MODEL on data and write the ranges of its values.
 
     The file contains the largest and smallest magnitude of each value, and the number of elements that do not fit the
     type. `amp-rewrite convert --ranges` reads it.
     """
-    settings, quiet = parameters.take_settings(given), given.pop("quiet")
-    batches, overwrite = Batches.of(settings, given), settings.overwrite
+    settings, quiet = parameters.take_settings(options), options.pop("quiet")
+    batches, overwrite = Batches.of(settings, options), settings.overwrite
     output = output or path_beside(model, "ranges.json")
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.evidence.ranges import check_writable
@@ -50,7 +50,7 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         loaded = Model.load(model)
         feed = batches.feed(loaded, quiet=quiet)
-        ranges = calibrate(loaded, feed, to=settings.to, progress=progress, **given)
+        ranges = calibrate(loaded, feed, to=settings.to, progress=progress, **options)
     ranges.save(output, overwrite=overwrite)
     if not quiet:
         terminal.show(ranges.text(top=_MAX_ROWS))
@@ -73,7 +73,7 @@ _IO = "Low types to keep at inputs and outputs: those supported by numpy, all, o
     parameters.quiet("errors"),
     *parameters.reads("external_data"),
 )
-def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
+def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **options: Any) -> None:
     """Write MODEL as float32 ops that round like half precision.
 
     The result shows the effect of half precision on any machine. onnxruntime's CPU provider hides it: it computes most
@@ -83,7 +83,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
     from amp_rewrite.files.store import check_target
     from amp_rewrite.rewrite.emulate import emulate
 
-    settings = parameters.take_settings(given)
+    settings = parameters.take_settings(options)
     saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
     output = output or path_beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
     check_target(output, settings.overwrite, loaded_from=model)  # fail early
@@ -135,7 +135,7 @@ _TRAINING = "Training"
     parameters.verbose,
     borrowed=parameters.reads(*PAINTING, "external_data"),
 )
-def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
+def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **options: Any) -> None:
     """Write a training step of MODEL as one ONNX model.
 
     The step takes a batch, the state and a learning rate, and returns the loss, the metrics and the new state. One
@@ -148,11 +148,11 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     from amp_rewrite.train.policy import Policy
     from amp_rewrite.train.step.step import save_step, training_step
 
-    output, overwrite = output or path_beside(model, "step.onnx"), bool(given["overwrite"])
-    own = {name: given.pop(name) for name in [*given] if name not in (*OPTIONS, "settings", "config")}
-    explicit = parameters.explicit(given)
-    settings = parameters.take_settings(given)
-    keywords = {name: value for name, value in own.items() if value not in (None, ())}
+    output, overwrite = output or path_beside(model, "step.onnx"), bool(options["overwrite"])
+    others = {name: options.pop(name) for name in [*options] if name not in (*OPTIONS, "settings", "config")}
+    explicit = parameters.explicit(options)
+    settings = parameters.take_settings(options)
+    keywords = {name: value for name, value in others.items() if value not in (None, ())}
     keywords.setdefault("policy", f"mixed_{settings.to.spelling}")
     if (scale := keywords.get("loss_scale", "")).lower() == "none":
         keywords["loss_scale"] = None
