@@ -200,7 +200,7 @@ class DynamicLossScale(LossScale):
         self.initial_loss_scale = _number("initial loss scale", self.initial_loss_scale, self.minimum, largest)
         self.increment_period = int(_number("increment period", period, 1, _MAX_STEPS))
         if self.increment_period != period:
-            raise TrainingError(f"invalid increment period {period!r}; use a whole number of steps ≥ 1")
+            raise TrainingError(f"the increment period must be a whole number of steps ≥ 1, not {period!r}")
         self.multiplier = _number("multiplier", self.multiplier, 1, largest, excluded=1)
         if backoff is not None:
             self.backoff_factor = _number("backoff factor", backoff, MIN_NORMAL, 1, excluded=1)
@@ -289,7 +289,7 @@ def _number(what: str, value: object, low: float, high: float, excluded: float |
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not low <= number <= high or number == excluded:
         exception = "" if excluded is None else f" other than {excluded:g}"
-        raise TrainingError(f"invalid {what} {value!r}; use a number{exception} from {low:.3g} to {high:.3g}")
+        raise TrainingError(f"the {what} must be a number{exception} from {low:.3g} to {high:.3g}, not {value!r}")
     return number
 
 
@@ -309,7 +309,7 @@ def get(loss_scale: object) -> LossScale | None:
         return DynamicLossScale()
     if isinstance(loss_scale, Mapping):
         return deserialize(loss_scale)
-    raise TrainingError(f"invalid loss scale {loss_scale!r}; use None, 'dynamic', a finite number ≥ 1 or a LossScale")
+    raise TrainingError(f"loss_scale must be None, 'dynamic', a finite number ≥ 1 or a LossScale, not {loss_scale!r}")
 
 
 def spec(scale: LossScale | None) -> Any:
@@ -367,7 +367,7 @@ def serialized_class(
     if match is None or not isinstance(inner, Mapping):
         names = ", ".join(sorted({cls.__name__ for cls in classes.values()}))
         raise TrainingError(
-            f"not a serialized {what}: {dict(config)!r}; pass the result of serialize() for one of {names}, or pass"
+            f"{dict(config)!r} is not a serialized {what}; pass the result of serialize() for one of {names}, or pass"
             " your own classes in custom_objects"
         )
     return match, inner

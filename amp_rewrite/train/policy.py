@@ -128,7 +128,7 @@ class Policy:
             PolicyError: a key is unknown.
         """
         if not {"name"} <= config.keys() <= {"name", "loss_scale"}:
-            raise PolicyError(f"not a policy configuration: {config!r}; it must have `name`, and may have `loss_scale`")
+            raise PolicyError(f"{config!r} is not a policy configuration; it needs `name`, and may have `loss_scale`")
         return cls(**config)
 
     @classmethod

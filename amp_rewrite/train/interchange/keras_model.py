@@ -68,7 +68,7 @@ def from_keras(model: keras.Model) -> Model:
     except ImportError as cause:
         raise TrainingError("from_keras needs Keras 3; pip install keras torch onnxscript") from cause
     if not isinstance(model, keras.Model):
-        raise TrainingError(f"not a Keras 3 model: {type(model).__name__}; use from_torch for a PyTorch module")
+        raise TrainingError(f"{type(model).__name__} is not a Keras 3 model; use from_torch for a PyTorch module")
     if not model.built or not getattr(model, "inputs", None):
         raise TrainingError(
             "the Keras model does not declare its inputs; build a Sequential or Functional model from keras.Input"

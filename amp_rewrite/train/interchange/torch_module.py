@@ -112,7 +112,7 @@ def from_torch(
 
 def _check_module(torch: Any, module: object) -> None:
     if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {quoted(module)}; pass an instance of torch.nn.Module")
+        raise TrainingError(f"{quoted(module)} is not a PyTorch module; pass an instance of torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule):
         raise TrainingError("PyTorch cannot export a module compiled by torch.jit; pass the original module")
 

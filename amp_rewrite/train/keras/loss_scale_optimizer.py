@@ -60,7 +60,7 @@ class LossScaleOptimizer(StatefulOptimizer):
     def __init__(self, optimizer: StatefulOptimizer | Optimizer, loss_scale: object = "dynamic") -> None:
         inner = StatefulOptimizer(optimizer) if isinstance(optimizer, Optimizer) else optimizer
         if not isinstance(inner, StatefulOptimizer):
-            raise TrainingError(f"not an optimizer: {quoted(optimizer)}; pass an Optimizer such as SGD(0.1)")
+            raise TrainingError(f"{quoted(optimizer)} is not an optimizer; pass an Optimizer such as SGD(0.1)")
         if isinstance(inner, LossScaleOptimizer):
             raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
         for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
@@ -159,7 +159,7 @@ class LossScaleOptimizer(StatefulOptimizer):
             return cls(inner, scales.FixedLossScale(initial))
         if not {"optimizer", "loss_scale"} <= config.keys():
             raise TrainingError(
-                f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
+                f"{dict(config)!r} is not the configuration of a LossScaleOptimizer; use the result of get_config()"
             )
         inner = deserialize(config["optimizer"], custom_objects)
         return cls(inner, scales.deserialize(config["loss_scale"], custom_objects))

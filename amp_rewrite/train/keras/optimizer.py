@@ -62,7 +62,7 @@ class StatefulOptimizer:
 
     def __init__(self, rule: Optimizer) -> None:
         if not isinstance(rule, Optimizer):
-            raise TrainingError(f"not an optimizer: {quoted(rule)}; pass an Optimizer such as SGD(0.1)")
+            raise TrainingError(f"{quoted(rule)} is not an optimizer; pass an Optimizer such as SGD(0.1)")
         vars(self)["_state"] = OptimizerState(rule)
 
     @property

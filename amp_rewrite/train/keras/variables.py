@@ -213,9 +213,9 @@ def gradient_pairs(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variabl
     items = grads_and_vars if isinstance(grads_and_vars, Iterable) else [None]
     pairs = [item if isinstance(item, (tuple, list)) else () for item in items]
     if any(len(pair) != 2 for pair in pairs):
-        raise TrainingError("not pairs of (gradient, variable); pass zip(gradients, variables)")
+        raise TrainingError("grads_and_vars must be pairs of (gradient, variable); pass zip(gradients, variables)")
     pairs = [(gradient, as_variable(variable)) for gradient, variable in pairs]
     if all(gradient is None for gradient, _ in pairs):
         names = ", ".join(repr(variable.name) for _, variable in pairs) or "no variables"
-        raise TrainingError(f"no gradient for any variable: {names}; pass variables that the loss depends on")
+        raise TrainingError(f"no variable has a gradient ({names}); pass variables that the loss depends on")
     return pairs

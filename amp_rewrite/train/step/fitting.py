@@ -236,7 +236,7 @@ class Fitting:
         for callback in callbacks:
             if isinstance(callback, type) or not (isinstance(callback, EarlyStopping) or callable(callback)):
                 raise TrainingError(
-                    f"not a callback: {callback!r}; pass EarlyStopping(…), or a function of an epoch's index and its"
+                    f"{callback!r} is not a callback; pass EarlyStopping(…), or a function of an epoch's index and its"
                     " numbers"
                 )
         steps = options.get("steps_per_epoch")

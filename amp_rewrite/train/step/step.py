@@ -288,7 +288,7 @@ def build_step(
         loss_scale = policy.loss_scale if scale_of_optimizer is None else scale_of_optimizer
     rule = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer if owner is None else owner.rule
     if not isinstance(rule, Optimizer):
-        raise TrainingError(f"not an optimizer: {quoted(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
+        raise TrainingError(f"{quoted(optimizer)} is not an optimizer; pass an Optimizer such as SGD(0.1), or its name")
     scale = scales.get(loss_scale)
     if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
         raise TrainingError(

@@ -192,7 +192,7 @@ def test_missing_gradients_are_refused_before_the_scale_changes() -> None:
     opt = LossScaleOptimizer(SGD(), DynamicLossScale(2, 1))
     with pytest.raises(TrainingError) as error:
         opt.apply_gradients([(None, Variable(1.0, "v"))])
-    assert str(error.value) == "no gradient for any variable: 'v'; pass variables that the loss depends on"
+    assert str(error.value) == "no variable has a gradient ('v'); pass variables that the loss depends on"
     assert opt.loss_scale() == 2.0
 
 
@@ -237,7 +237,7 @@ def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops
     ("opt", "message"),
     [
         (LossScaleOptimizer(SGD(), 2), "the optimizer already has a loss scale; pass its inner optimizer"),
-        (object, f"not an optimizer: {object!r}; pass an Optimizer such as SGD(0.1)"),
+        (object, f"{object!r} is not an optimizer; pass an Optimizer such as SGD(0.1)"),
     ],
 )
 def test_an_unsupported_optimizer_does_not_enable_the_rewrite(opt: Any, message: str) -> None:

@@ -488,7 +488,7 @@ def test_modules_that_cannot_be_exported_are_refused(keras: Any) -> None:
     low = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_float16", name="low")])
     with pytest.raises(TrainingError, match="layer 'low' computes in float16 under a Keras policy; build the model"):
         from_keras(low)
-    with pytest.raises(TrainingError, match="not a Keras 3 model: Dense; use from_torch"):
+    with pytest.raises(TrainingError, match="Dense is not a Keras 3 model; use from_torch"):
         from_keras(keras.layers.Dense(2))
     with pytest.raises(
         TrainingError, match=r"does not declare its inputs; build a Sequential or Functional model from keras\.Input"
