@@ -20,9 +20,9 @@ from amp_rewrite.settings.selectors import allow_unmatched
 _PLAIN = re.compile(r"[\w/.]+")
 
 
-def without_effect(**given: object) -> None:
+def without_effect(**arguments: object) -> None:
     """Warn about each argument without effect, unless it is None or False."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and value is not False:
             text = f"{name}={value!r} has no effect; docs/how-to/migrating.md describes the alternatives"
             warnings.warn(text, UserWarning, stacklevel=3)  # the caller's line

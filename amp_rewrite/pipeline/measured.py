@@ -36,7 +36,7 @@ from amp_rewrite.settings.option import Data
 def ranges_of(draft: Draft, data: Data | None, ranges: Ranges | str | Path | None) -> Ranges:
     """Return the given ranges of a draft, possibly from a file, or measure them on data.
 
-    EvidenceError for ranges of another model, PolicyError for ranges for another type.
+    Raises EvidenceError for ranges of another model, and PolicyError for ranges for another type.
     """
     if ranges is None:
         return calibrated(draft, Feed.of(data, draft.source), partial(draft.request.tell, "calibrate"))

@@ -135,24 +135,24 @@ class Batch:
     def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcomes of models and of failed copies, each as soon as it is known.
 
-        PatternError at the end for a pattern that matches nothing in any model.
+        Raises PatternError at the end if a pattern matches nothing in any model.
         """
         summary = Summary(self.settings.summary) if self.settings.summary and self.settings.write else None
         latest = {name_of(job.source): job.earlier for job in self.jobs}
         if summary is not None:
             summary.complete(filter(None, latest.values()))
-        of_models: list[Outcome] = []
+        model_outcomes: list[Outcome] = []
         with closing(self._outcomes(executor, jobs)) as outcomes:
             for outcome in outcomes:
                 if outcome.source in latest:
-                    of_models.append(replace(outcome, findings=(), trace=""))  # to save memory
+                    model_outcomes.append(replace(outcome, findings=(), trace=""))  # to save memory
                 latest[outcome.source] = outcome
                 if summary is not None:
                     summary.add(outcome)
                 yield outcome
             if summary is not None:
                 summary.complete(filter(None, latest.values()))
-        self._check_patterns(of_models)
+        self._check_patterns(model_outcomes)
 
     def _outcomes(self, executor: Executor | None, jobs: int) -> Generator[Outcome, None, None]:
         for source, target in self.copies if self.settings.write else ():

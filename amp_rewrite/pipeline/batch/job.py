@@ -285,7 +285,7 @@ class Summary:
     def read(self) -> Mapping[str, Outcome]:
         """Return the last outcome of each source; an empty mapping if there is no file.
 
-        ReportError for a file that is not a summary.
+        Raises ReportError for a file that is not a summary.
         """
         try:
             with open_regular(self.path) as file:

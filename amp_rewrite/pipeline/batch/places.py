@@ -128,7 +128,7 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
     """Copy a file, possibly from or to a store; with `resume`, skip it if the target has the same size.
 
-    ModelError if the target is another file and `overwrite` is False, or if the file cannot be copied.
+    Raises ModelError if the target is another file and `overwrite` is False, or if the copy fails.
     """
     try:
         existing = size_of(target)
@@ -174,7 +174,7 @@ def files_of(arguments: Iterable[str], out: Path) -> dict[Path, Path]:
 def list_store(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
     """Return the folder of a URL or a glob in a store, and each file below it, with its path relative to the folder.
 
-    ModelError if the store cannot be read.
+    Raises ModelError if the store cannot be read.
     """
     store, root = _store_of(place)
     with _store_errors(place, "list"):

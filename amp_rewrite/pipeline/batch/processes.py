@@ -137,7 +137,7 @@ def cores() -> int:
 def executor_of(scheduler: str) -> Iterator[tuple[Executor, int]]:
     """Yield the executor of a Dask scheduler, given by its address or file, and the number of its workers' threads.
 
-    MachineError if Dask is not installed, or no scheduler answers.
+    Raises MachineError if Dask is not installed, or no scheduler answers.
     """
     try:
         from distributed import Client
