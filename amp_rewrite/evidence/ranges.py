@@ -105,9 +105,9 @@ class Ranges(Result):
         from amp_rewrite.files.fingerprint import fingerprint
 
         actual = fingerprint(model)
-        for what, mine, theirs in (("graph", self.graph, actual.graph), ("weights", self.weights, actual.weights)):
-            if mine != theirs:
-                fault = f"{what} {mine[:12]} and {theirs[:12]} differ"
+        for what, expected, found in (("graph", self.graph, actual.graph), ("weights", self.weights, actual.weights)):
+            if expected != found:
+                fault = f"{what} {expected[:12]} and {found[:12]} differ"
                 name = f", {self.model}" if self.model else ""
                 raise EvidenceError(f"the ranges belong to another model{name}: {fault}; {_REMEDY} on this one")
 

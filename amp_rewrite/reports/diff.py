@@ -47,17 +47,17 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         True
     """
     (a, _), (b, view) = report_and_view(a), report_and_view(b)
-    mine, theirs = live(a), live(b)
+    in_a, in_b = live(a), live(b)
     to_b = dict(match(a, b))
     matched = set(to_b.values())
-    changes = [*_port_changes(a, b, mine, theirs)]
+    changes = [*_port_changes(a, b, in_a, in_b)]
     changes += [change for i, j in to_b.items() for change in _changes(a.rows[i], b.rows[j], j)]
-    for vertex, row in ((j, b.rows[j]) for j in theirs if j not in matched):
+    for vertex, row in ((j, b.rows[j]) for j in in_b if j not in matched):
         changes.append(Change("added", row.path, row.op, row.scope, after=row.dtype, why=row.why, vertex=vertex))
-    for row in (a.rows[i] for i in mine if i not in to_b):
+    for row in (a.rows[i] for i in in_a if i not in to_b):
         changes.append(Change("removed", row.path, row.op, row.scope, before=row.dtype))
     changes.sort(key=lambda change: KINDS.index(change.kind))
-    alike, ops = _alike(a, b, to_b), max(len(mine), len(theirs))
+    alike, ops = _alike(a, b, to_b), max(len(in_a), len(in_b))
     minimum = _MIN_SHARE_SAME_PORTS if _port_names(a) == _port_names(b) else _MIN_SHARE
     return Delta(
         a.model.name,
@@ -95,15 +95,15 @@ def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
     The shared type variables come first (or the op's own type, if there are none), then the input and output slots.
     """
     shared = [name for name in before.variables if name in after.variables]
-    several = len(after.variables) > 1
-    retyped = [(name if several else "", before.variables[name], after.variables[name]) for name in shared]
+    has_several = len(after.variables) > 1
+    retyped = [(name if has_several else "", before.variables[name], after.variables[name]) for name in shared]
     retyped = retyped or [("", before.dtype, after.dtype)]
-    for side, mine, theirs in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
-        for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
+    for side, in_a, in_b in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
+        for slot, (was, now) in enumerate(zip(in_a, in_b, strict=False)):
             if was and now and "unknown" not in was + now:
                 retyped.append((f"{side} {slot}", was, now))
-        if "::" in before.op and _present(mine) != _present(theirs):  # no schema tells which operands are optional
-            retyped.append((f"{side}s", ", ".join(mine), ", ".join(theirs)))
+        if "::" in before.op and _present(in_a) != _present(in_b):  # no schema tells which operands are optional
+            retyped.append((f"{side}s", ", ".join(in_a), ", ".join(in_b)))
     changed: dict[str, tuple[str, str, str]] = {}
     for name in sorted({*before.attributes, *after.attributes}, reverse=True):
         was, now = (row.attributes.get(name, "default") for row in (before, after))
@@ -136,9 +136,9 @@ def _kind(was: str, now: str) -> str:
 # -- inputs, outputs, casts, settings ------------------------------------------------------------------------
 
 
-def _port_changes(a: Report, b: Report, mine: Collection[int], theirs: Collection[int]) -> Iterator[Change]:
+def _port_changes(a: Report, b: Report, in_a: Collection[int], in_b: Collection[int]) -> Iterator[Change]:
     first = len(b.rows)
-    used = [{read for i in rows for read in report.rows[i].reads} for report, rows in ((a, mine), (b, theirs))]
+    used = [{read for i in rows for read in report.rows[i].reads} for report, rows in ((a, in_a), (b, in_b))]
     for what, before, after in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
         pairs = paired(before, after)
         for i, j in pairs:
@@ -158,9 +158,9 @@ def _port_changes(a: Report, b: Report, mine: Collection[int], theirs: Collectio
 
 
 def _cast_changes(a: Report, b: Report, to_b: Mapping[int, int]) -> Iterator[CastChange]:
-    mine, theirs = _casts(a, to_b), _casts(b, {j: j for j in to_b.values()})
-    extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
-    missing = [cast for key, group in mine.items() for cast in group[len(theirs.get(key, ())) :]]
+    in_a, in_b = _casts(a, to_b), _casts(b, {j: j for j in to_b.values()})
+    extra = [cast for key, group in in_b.items() for cast in group[len(in_a.get(key, ())) :]]
+    missing = [cast for key, group in in_a.items() for cast in group[len(in_b.get(key, ())) :]]
     common = _casts_by_type(extra) & _casts_by_type(missing)
     for sign, casts in (("+", extra), ("-", missing)):
         renames = Counter(common)
@@ -200,7 +200,7 @@ def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
     settings = ("to", *RECORDED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
     values = ((name, _text(getattr(a.model, name)), _text(getattr(b.model, name))) for name in names)
-    return tuple((name, mine, theirs) for name, mine, theirs in values if mine != theirs)
+    return tuple((name, in_a, in_b) for name, in_a, in_b in values if in_a != in_b)
 
 
 def _text(value: object) -> str:
@@ -261,9 +261,9 @@ def match(a: Report, b: Report) -> Pairs:
     to_b: dict[int, int] = {}
     to_a: dict[int, int] = {}
     for evidence in _EVIDENCE:
-        mine, theirs = (_grouped(side, pairs, evidence) for side, pairs in zip(facts, (to_b, to_a), strict=True))
-        for key, group in mine.items():
-            others = theirs.get(key, ())
+        in_a, in_b = (_grouped(side, pairs, evidence) for side, pairs in zip(facts, (to_b, to_a), strict=True))
+        for key, group in in_a.items():
+            others = in_b.get(key, ())
             if len(group) == len(others):  # equal rows are in the same order on both sides
                 to_b.update(zip(group, others, strict=True))
                 to_a.update(zip(others, group, strict=True))
@@ -343,9 +343,9 @@ def _align(a: _Side, b: _Side, to_b: dict[int, int], to_a: dict[int, int]) -> No
     rest = [sum(i not in pairs for i in rows) for (_, rows), pairs in ((a, to_b), (b, to_a))]
     if not 0 < rest[0] * rest[1] <= _MAX_ALIGNED_PAIRS:
         return
-    mine = [to_b.get(i, a[0].rows[i].op) for i in a[1]]
-    theirs = [j if j in to_a else b[0].rows[j].op for j in b[1]]
-    for start, other, size in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
+    in_a = [to_b.get(i, a[0].rows[i].op) for i in a[1]]
+    in_b = [j if j in to_a else b[0].rows[j].op for j in b[1]]
+    for start, other, size in SequenceMatcher(None, in_a, in_b, autojunk=False).get_matching_blocks():
         for i, j in zip(a[1][start : start + size], b[1][other : other + size], strict=True):
             if i not in to_b and j not in to_a:
                 to_b[i], to_a[j] = j, i

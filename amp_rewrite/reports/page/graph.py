@@ -303,11 +303,11 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
     consecutive parts.
     """
     tree = Tree(home=[ROOT] * len(paths))
-    waiting: list[tuple[int, int, Sequence[int]]] = [(ROOT, 0, order)]
-    while waiting:
-        scope, depth, inside = waiting.pop()
+    pending: list[tuple[int, int, Sequence[int]]] = [(ROOT, 0, order)]
+    while pending:
+        scope, depth, contents = pending.pop()
         named: dict[str | int, list[int]] = {}
-        for vertex in inside:
+        for vertex in contents:
             named.setdefault(paths[vertex][depth] if len(paths[vertex]) > depth else vertex, []).append(vertex)
         level = [(scope, list(named.items()))]
         while level:
@@ -325,7 +325,7 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
                     shared = sum(
                         1 for _ in takewhile(lambda ends: ends[0] == ends[1], zip(min(inner), max(inner), strict=False))
                     )
-                    waiting.append((tree.add("/".join(inner[0][depth:shared]), at), shared, members))
+                    pending.append((tree.add("/".join(inner[0][depth:shared]), at), shared, members))
     return tree
 
 
@@ -418,7 +418,7 @@ def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> li
     graph: nx.DiGraph[Part] = nx.DiGraph((part, reader) for part in parts for reader in readers.get(part, ()))
     graph.add_nodes_from(parts)
     groups = nx.condensation(graph)
-    members = {group: sorted(inside, key=place.__getitem__) for group, inside in groups.nodes(data="members")}
+    members = {group: sorted(contents, key=place.__getitem__) for group, contents in groups.nodes(data="members")}
     ordered = nx.lexicographical_topological_sort(groups, key=lambda group: place[members[group][0]])
     return [part for group in ordered for part in members[group]]
 

@@ -48,7 +48,7 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
     """
     groups = by_kind(report.findings)
     urgent = [kind for kind, group in groups.items() if any(map(needs_action, group))]
-    quiet = [kind for kind in groups if kind not in urgent]
+    without_action = [kind for kind in groups if kind not in urgent]
     parts = []
     if not report.inventory:
         level = report.evidence.level
@@ -67,9 +67,9 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
             cells.append((row.value, why, scale, str(row.values), f"{row.absmax:.4g}" if row.absmax else ""))
         regions = table(("largest value", "remarks", "scale", "values", "magnitude"), cells, right=3)
         parts += [element("h3", "Range shifts", class_="part"), regions]
-    if quiet:
-        name = count(sum(len(groups[kind]) for kind in quiet), "finding needs", "findings need") + " no action"
-        cards = (_finding(kind, groups[kind], "note") for kind in quiet)
+    if without_action:
+        name = count(sum(len(groups[kind]) for kind in without_action), "finding needs", "findings need") + " no action"
+        cards = (_finding(kind, groups[kind], "note") for kind in without_action)
         parts.append(collapsed(name, element("div", *cards, class_="cards findings")))
     lead = f"Inventory of {report.model.name}." if report.inventory else f"{report.model.name} in {report.model.to}."
     return Figure("summary", "Summary", lead, element("div", *parts))
@@ -111,12 +111,12 @@ def _counts(report: ReportData, shapes: str) -> list[Element]:
 def _finding(kind: str, group: Sequence[Finding], class_: str) -> Element:
     messages = [reasons.remarked(kind, finding.message).split(" · ") for finding in group]
     facts = [(element("b", f.subject), f": {parts[0]}") for f, parts in zip(group, messages, strict=True)]
-    means, do = "".join(messages[0][1:2]), " · ".join(messages[0][2:])
+    why, todo = "".join(messages[0][1:2]), " · ".join(messages[0][2:])
     parts = [
         element("p", kind, class_="name"),
         element("p", reasons.KINDS.get(kind, ""), class_="words"),
         element("p", *facts[0]),
-        *(element("p", element("i", f"{name}: "), text) for name, text in (("It means", means), ("To do", do)) if text),
+        *(element("p", element("i", f"{name}: "), text) for name, text in (("It means", why), ("To do", todo)) if text),
     ]
     if len(facts) > 1:
         shown = [element("li", *fact) for fact in facts[1:_MAX_SHOWN]]
