@@ -274,7 +274,7 @@ def settings(
 
 
 def _described(changed: Mapping[str, object], file: Path) -> str:
-    """Return the name of a file and the settings that it changes, as text; "" without changes."""
+    """Return the settings changed by a file, and its name, as text; "" without changes."""
     parts = []
     for name, value in changed.items():
         if value != OPTIONS[name].default:
@@ -296,7 +296,7 @@ def setting_of(key: str, where: str) -> Option:
 
 def from_file(file: Path) -> Mapping[str, object]:
     """Return the settings in a file, with relative paths resolved from its folder."""
-    import tomllib  # late: most runs have no file
+    import tomllib  # late: most runs do not read a file
 
     try:
         table = tomllib.loads(read_text(file, _MAX_BYTES, "a TOML file", ConfigError))

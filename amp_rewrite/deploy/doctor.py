@@ -1,4 +1,4 @@
-"""Checks for fast half precision on this machine and in a model, with a remedy for each finding.
+"""A check for fast half precision on this machine and in a model, with a remedy for each finding.
 
 The sources are the driver, the loader, onnxruntime, the kernel tables, and the types and shapes of the model.
 Everything else is reported as unknown.

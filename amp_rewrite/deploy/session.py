@@ -295,7 +295,7 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 
 def _open(model: Model, session_options: SessionOptions) -> tuple[Runner, str]:
-    """Open a model, if necessary without CUDA graphs or TensorRT; return it with the reason for that, or ""."""
+    """Open a model, if necessary without CUDA graphs or TensorRT; return it and the reason for doing so, or ""."""
     try:
         return Runner.open(model, session_options), ""
     except ModelError as cause:
@@ -327,7 +327,7 @@ def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[st
         result = {}
     if not result:
         raise PolicyError(
-            f"{spelled('providers', providers)} lists no provider; give names, as in [{CPU!r}], or add options, as in"
+            f"{spelled('providers', providers)} must list names, as in [{CPU!r}], or names with options, as in"
             f" [({CPU!r}, {{}})]"
         )
     return result

@@ -132,7 +132,7 @@ class Binding:
             overwrite(old, new)
 
     def run(self) -> dict[str, Any]:
-        """Run once; return the results by name as OrtValues on the device, which support DLPack (`torch.from_dlpack`).
+        """Run once; return the results by name as OrtValues on the device, with support for DLPack.
 
         An output bound to a tensor is written to that tensor. ModelError if onnxruntime raises an error.
         """
@@ -200,7 +200,7 @@ class DoubleBuffer:
             _fill(self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
-        """Return a tensor as an array; on the CPU, a view that is valid until a run writes to this side."""
+        """Return a tensor as an array; on the CPU, a view, valid until a run writes to this side."""
         return to_array(self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:

@@ -203,7 +203,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalizatio
 
 
 def _summed_norms(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield the float16 norms of a sum: a fused op, or an Add and a norm that onnxruntime fuses."""
+    """Yield the float16 norms of a sum, either fused or to be fused by onnxruntime."""
     for op in _low(view, dtype_of, (*_NORMS, *_SKIP_NORMS)):
         producer = view.producer(op.inputs[0])
         if op.kind in _SKIP_NORMS or (producer is not None and producer.kind == "Add"):

@@ -67,7 +67,7 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
 
 
 def find_fault(installed: Sequence[Package]) -> InstallationFault | None:
-    """Return the fault that the files of these packages reveal; None if there is none."""
+    """Return the fault in the files of these packages; None if there is none."""
     names = sorted({package.name for package in installed})
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))

@@ -87,13 +87,13 @@ class Kernels:
         if self.contrib is None:
             return None
         if op_type not in self.contrib:
-            return f"{self.runtime} has no com.microsoft.{op_type}"
+            return f"{self.runtime} does not have com.microsoft.{op_type}"
         *limits, names = self.contrib[op_type]
         for count, limit, ports in zip((inputs, outputs), limits, ("inputs", "outputs"), strict=True):
             if isinstance(limit, int) and count > limit:
                 return f"{op_type} in {self.runtime} has at most {limit} {ports}, not {count}"
         unknown = next((name for name in attributes if name not in names), None)
-        return None if unknown is None else f"{op_type} in {self.runtime} has no attribute {unknown!r}"
+        return None if unknown is None else f"{op_type} in {self.runtime} does not have the attribute {unknown!r}"
 
     def _serving(self, domain: str, op_type: str, since_version: int) -> Iterator[Registration]:
         key = _key(domain, op_type)
@@ -152,7 +152,7 @@ def load_table(name: str) -> Mapping[str, Any]:
 
 
 def patch(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Apply the changes from a release to the previous one; null marks an entry that the previous one does not have."""
+    """Apply the changes from a release to the previous one; null marks an entry missing from the previous one."""
     parts = {}
     for part in ("kernels", "aliases", "contrib"):
         merged = {**table[part], **change.get(part, {})}
@@ -220,9 +220,9 @@ class Limits:
     def refusal(self, op_type: str, dtype: DType) -> str | None:
         """Return why the runtime cannot run an ai.onnx operator in a low type; None if no reason is known."""
         if op_type in self.absent:
-            return f"{self.runtime} has no {op_type}"
+            return f"{self.runtime} does not support {op_type}"
         if op_type in self.without.get(dtype, ()):
-            return f"{self.runtime} has no {op_type} in {dtype.spelling}"
+            return f"{self.runtime} does not support {op_type} in {dtype.spelling}"
         return None
 
 

@@ -21,7 +21,7 @@ _TIMEOUT = 300.0  # seconds, to open a tiny model or to initialize the driver of
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """Return the command line for a program that imports this package, but nothing from the current folder (-P)."""
+    """Return the command line for a program with access to this package, but not to the current folder (-P)."""
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]
 
 

@@ -77,7 +77,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """An open model. `provider`: the provider that runs it. `inner`: onnxruntime's own session."""
+    """An open model. `provider`: the active provider; `provider_options`: its options. `inner`: its session."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]

@@ -265,7 +265,7 @@ def test_a_user_without_a_home_has_no_cache(machine: pytest.MonkeyPatch) -> None
 
 
 WRONG: list[Any] = [[], [None], [(CPU, {}, 1)], [(CPU, None)]]
-NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
+NAMES = f"as in [{CPU!r}], or names with options, as in [({CPU!r}, {{}})]"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
         ({"ignore_performance": "no"}, "ignore_performance='no' must be True, False or None, not str"),
         ({"cuda_graph": 2}, "cuda_graph=2 must be True or False, not int"),
         ({"providers": CPU}, f"providers={CPU!r} must be a list or None, not str"),
-        *(({"providers": wrong}, f"providers={wrong!r} lists no provider; {NAMES}") for wrong in WRONG),
+        *(({"providers": wrong}, f"providers={wrong!r} must list names, {NAMES}") for wrong in WRONG),
         ({"cache": 3}, "cache=3 must be a Cache, a string, a path, True, False or None, not int"),
     ],
 )

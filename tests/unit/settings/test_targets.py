@@ -138,7 +138,7 @@ def test_tensorrt_keeps_ops_excluded_by_its_documentation(to: str, dtype: str) -
     (mish,) = (row for row in result.report.rows if row.op == "Mish")
     assert mish.dtype == dtype
     if dtype == "float32":
-        assert mish.rule == "kernel_gate" and "TensorRT has no Mish in bfloat16" in mish.note
+        assert mish.rule == "kernel_gate" and "TensorRT does not support Mish in bfloat16" in mish.note
 
 
 def grouped(group: int) -> ModelProto:
