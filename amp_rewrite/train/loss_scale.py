@@ -66,9 +66,9 @@ def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any
         factor = np.float32(rule.multiplier)
         grown, shrunk = scale * factor, scale / factor
     else:  # products of doubles, as PyTorch computes them
-        wide = scale.astype(np.float64)
+        float64_scale = scale.astype(np.float64)
         grown, shrunk = (
-            (wide * np.float64(factor)).astype(np.float32) for factor in (rule.multiplier, rule.backoff_factor)
+            (float64_scale * np.float64(factor)).astype(np.float32) for factor in (rule.multiplier, rule.backoff_factor)
         )
     up = np.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
     down = np.maximum(shrunk, np.float32(rule.minimum))

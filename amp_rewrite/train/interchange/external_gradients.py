@@ -103,8 +103,8 @@ def scale_gradients(
     scaled, scale, inner = _scaled(view, start, rule, grads)
     b = Builder.of(scaled)
     good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
-    wide = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
-    unscaled, finite, state = append_unscaling(b, wide, Scaling(rule, scale, good_steps))
+    float32_grads = {grad: b.cast(name, DType.FLOAT) for grad, name in inner.items()}
+    unscaled, finite, state = append_unscaling(b, float32_grads, Scaling(rule, scale, good_steps))
     outputs = {formal.name: formal for formal in b.graph.output}
     for grad, value in unscaled.items():
         b.name(value, grad)

@@ -327,27 +327,27 @@ class _Runs:
 
     def __call__(self, names: Sequence[str]) -> _Run:
         """Call the module with these submodules in training mode, but with dropout suppressed."""
-        seen, copies, hooks = _Run(), self._copies(), []
+        result, copies, hooks = _Run(), self._copies(), []
 
         def leave(*_: object) -> None:
-            seen.running.pop()
+            result.running.pop()
 
         for name, part in self.module.named_modules():
-            hooks.append(part.register_forward_pre_hook(lambda *_, name=name: seen.running.append(name)))
+            hooks.append(part.register_forward_pre_hook(lambda *_, name=name: result.running.append(name)))
             hooks.append(part.register_forward_hook(leave, always_call=True))
         random, mode = self.torch.random.fork_rng(), training(self.module, names)
         try:
-            with self.torch.no_grad(), random, mode, _watch(self.torch, seen):
-                seen.outputs = self.forward(copies)
+            with self.torch.no_grad(), random, mode, _watch(self.torch, result):
+                result.outputs = self.forward(copies)
         except MODULE_ERRORS as cause:
-            seen.error = one_line(cause)
-            return seen
+            result.error = one_line(cause)
+            return result
         finally:
             for hook in hooks:
                 hook.remove()
         before = self._copies()
-        seen.changed += [name for name, tensor in copies.items() if not tensor.equal(before[name])]
-        return seen
+        result.changed += [name for name, tensor in copies.items() if not tensor.equal(before[name])]
+        return result
 
     def custom_gradients(self) -> list[str]:
         """Return the names of the custom autograd functions of the outputs in evaluation mode."""
@@ -365,24 +365,24 @@ class _Runs:
         return [type(node).__name__.removesuffix("Backward") for node in seen if isinstance(node, custom)]
 
 
-def _watch(torch: Any, seen: _Run) -> Any:
+def _watch(torch: Any, run: _Run) -> Any:
 
     class Watch(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs, name, here = kwargs or {}, getattr(func, "__name__", ""), seen.running[-1]
+            kwargs, name, here = kwargs or {}, getattr(func, "__name__", ""), run.running[-1]
             drop = DropoutCall.of(name, args, kwargs)
             if drop is not None:
                 if drop.training and drop.p > 0:
-                    seen.drops[here] = None
+                    run.drops[here] = None
                 return drop.x
             names = {ATTENTION: ARGUMENTS, _MULTI_HEAD: _MULTI_HEAD_ARGUMENTS}.get(name)
             if names is not None:
                 bound = {**dict(zip(names, args, strict=False)), **kwargs}
                 if bound.get("dropout_p", 0) > 0 and bound.get("training", True):
-                    seen.drops[here] = None
+                    run.drops[here] = None
                 return func(**{**bound, "dropout_p": 0.0})
             if name in _DRAWS:
-                seen.draws[here] = None
+                run.draws[here] = None
             return func(*args, **kwargs)
 
     return Watch()

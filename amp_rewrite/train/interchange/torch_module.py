@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 20
-"""Default opset: from 22 on, onnxruntime lacks CUDA kernels for MaxPool and Dropout; below 20, Gelu is not an op."""
+"""Default opset: from 22 on, onnxruntime has no CUDA kernels for MaxPool and Dropout; below 20, Gelu is not an op."""
 _MIN_OPSET = 18
 """Minimum opset of PyTorch's exporter."""
 

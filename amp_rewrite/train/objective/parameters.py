@@ -123,7 +123,7 @@ def parameter_rows(view: View, loss: str, choice: ParameterGlobs, minimum: int =
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
     names = {v.name: v for v in initializers}
-    frozen, exact = set(_matched(names, choice.freeze)), set(as_names(choice.parameters or ()))
+    frozen, exact_names = set(_matched(names, choice.freeze)), set(as_names(choice.parameters or ()))
     floats = [v for v in initializers if view.dtype(v.id) is DType.FLOAT]
     if choice.parameters is None:
         half = [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in frozen]
@@ -143,8 +143,8 @@ def parameter_rows(view: View, loss: str, choice: ParameterGlobs, minimum: int =
             why = "named in freeze"
         elif why is None and name not in selected:
             why = "not named in parameters"
-        elif why is None or name in exact:
-            if name not in exact:
+        elif why is None or name in exact_names:
+            if name not in exact_names:
                 _check_unmerged(view, value, choice.module)
             role, why = TRAINED, _remark(view, value, why)
         elif why == _UNREACHED and name not in (choice.module or ()):

@@ -28,7 +28,7 @@ Log = Mapping[str, float]
 @checked_arguments()
 @dataclass(eq=False)
 class EarlyStopping:
-    """Stop when a number has not improved for `patience` consecutive epochs, as in Keras.
+    """Stop training when a number has not improved for `patience` consecutive epochs, as in Keras.
 
     `fit` calls `begin`, then `epoch_end` after each epoch, and `end` at the end, even after an error.
 
