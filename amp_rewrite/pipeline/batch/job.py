@@ -22,7 +22,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import MAX_INLINE_BYTES
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.convert import convert_by, feed_of
-from amp_rewrite.reports.evidence import FAILED as WRONG
+from amp_rewrite.reports.evidence import FAILED as CHECK_FAILED
 from amp_rewrite.reports.json_records import decode, record
 from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
@@ -240,7 +240,7 @@ def _convert(job: Job, outcome: Outcome) -> Outcome:
             findings=tuple(report.findings),
             unmatched=dict(unmatched),
         )
-        if report.evidence.level == WRONG:
+        if report.evidence.level == CHECK_FAILED:
             missed = "the tolerance is not met" if report.evidence.criterion else report.evidence.objection
             return replace(outcome, rc=MISSED, error=f"not written: {missed}")
         if not job.settings.write:
