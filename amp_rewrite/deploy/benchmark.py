@@ -334,9 +334,9 @@ def _time(sides: Sequence[Candidate], rounds: int, progress: Progress) -> tuple[
     baselines = [side.name for side in sides if side.number == 0]
     entries = []
     for side in sides:
-        own = seconds[side.name]
-        speed_ups = {name: speed_up(seconds[name], own) for name in baselines}
-        entries.append(BenchEntry(side.name, side.types, Timing.of(own), speed_ups))
+        timed = seconds[side.name]
+        speed_ups = {name: speed_up(seconds[name], timed) for name in baselines}
+        entries.append(BenchEntry(side.name, side.types, Timing.of(timed), speed_ups))
     notes = [note for side, runner in zip(sides, runners, strict=True) for note in _notes_of_model(side, runner)]
     return entries, runs, notes
 
@@ -344,10 +344,10 @@ def _time(sides: Sequence[Candidate], rounds: int, progress: Progress) -> tuple[
 def _notes_of_model(candidate: Candidate, runner: Runner) -> Iterator[str]:
     arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
     arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
-    bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
-    if bad:
-        numbers = sum(array.size for array in arrays)
-        yield f"{candidate.name}: {bad} of {numbers} output values are NaN or infinite; run `amp-rewrite verify`"
+    nonfinite = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
+    if nonfinite:
+        total = sum(array.size for array in arrays)
+        yield f"{candidate.name}: {nonfinite} of {total} output values are NaN or infinite; run `amp-rewrite verify`"
     if runner.provider == CUDA and (cost := cuda_options(candidate.model).cost):
         yield f"{candidate.name}: {cost}"
 

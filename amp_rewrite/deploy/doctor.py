@@ -220,12 +220,12 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
 
     For the latter, also check what a conversion would change. `to`: None for the model's own low type, or float16.
     """
-    own = half_type(source)
-    low = to or own or DType.FLOAT16
+    current = half_type(source)
+    low = to or current or DType.FLOAT16
     yield type_of(source)
     converted = convert(source, to=low, target=Target.ORT_CUDA)
-    examine = source if own is low else converted.result
-    view = View.of(examine)
+    checked_model = source if current is low else converted.result
+    view = View.of(checked_model)
     totals = converted.report.totals
     if totals.compute_ops:
         fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
@@ -233,7 +233,7 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         yield Check("model", OK if whole else ADVICE, fact, "" if whole else "`amp-rewrite convert` gives the reasons")
     else:
         yield Check("model", ADVICE, "no op would benefit from a low type")
-    if own is low:
+    if current is low:
         yield from kept_by_conversion(source, low)
     for finding in converted.report.findings:
         if finding.kind == "runtime_hazard":
@@ -249,7 +249,7 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         remedy = "a runtime without these ops does not load the model"
         yield Check("placement", UNKNOWN, f"{described}, so their provider is unknown", remedy)
     yield from _alignment(view, low)
-    options = cuda_options(examine)
+    options = cuda_options(checked_model)
     if options.line:
         yield Check("session", ADVICE, "its convolutions run faster with channels last and a fused bias", options.line)
     elif options.cost:
@@ -262,8 +262,8 @@ def _ops_on_cpu(view: View, kernels: Kernels) -> Iterator[Check]:
     by_reason = on_cpu(view, kernels)
     for (reason, opset), names in by_reason.items():
         fact = f"{reason}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
-        way = f"opset {opset} has one" if opset else "no opset has one; write it with other ops"
-        yield Check("placement", FINDING, fact, way)
+        remedy = f"opset {opset} has one" if opset else "no opset has one; write it with other ops"
+        yield Check("placement", FINDING, fact, remedy)
     if not by_reason:
         yield Check("placement", OK, "according to the kernel table, no float op runs on the CPU")
 
@@ -356,9 +356,9 @@ def type_of(source: Model) -> Check:
         kind = f"quantized, {'the rest ' if named else ''}{kind}"
         counted.append(count(report.totals.integer_ops, "integer op"))
     sizes = {dtype: size for dtype, size in report.weights.items() if size}
-    stored = ", ".join(f"{100 * size / sum(sizes.values()):.3g}% {dtype}" for dtype, size in sizes.items())
+    shares = ", ".join(f"{100 * size / sum(sizes.values()):.3g}% {dtype}" for dtype, size in sizes.items())
     facts = [f"ops: {', '.join(counted)}"] if counted else []
-    return Check("type", OK, "; ".join([kind, *facts, *([f"weights: {stored}"] if stored else [])]))
+    return Check("type", OK, "; ".join([kind, *facts, *([f"weights: {shares}"] if shares else [])]))
 
 
 def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:

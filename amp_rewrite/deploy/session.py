@@ -1,4 +1,4 @@
-"""A `Session` converts a model when it loads it, with a cache of converted models. Fallbacks issue warnings."""
+"""`Session`, for models converted on loading, and a cache of converted models. Fallbacks issue warnings."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
 
 def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions, request: Request) -> int:
     """Convert the models of a batch, print a line for each, and return the worst exit code."""
-    gc.enable()  # paused for a single conversion, but many leave cycles behind
+    gc.enable()  # collection is paused for a single conversion, but many conversions leave cycles
     file = run.report_file
     if file and file.suffix.lower() in (".json", *SUFFIXES):
         raise click.UsageError("for several models, --report writes a line for each to a .jsonl file; name one")

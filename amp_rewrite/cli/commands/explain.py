@@ -230,13 +230,11 @@ def report(
     expectations = [Expectation.parse(text) for text in expect]
     report, view = report_and_view(model)
     outcomes = [expectation.outcome(report) for expectation in expectations]
-    words = (
-        report.to_json() if as_json else report.text(verbose=verbose, command="")
-    )  # only a conversion has a next step
-    terminal.show(words)
+    # Only a conversion has a next command.
+    terminal.show(report.to_json() if as_json else report.text(verbose=verbose, command=""))
     if output is not None:
-        drawn = is_page(output)
-        text = page_of(report.brief, report_figures(report, view, "")) if drawn else report.to_json()
+        html = is_page(output)
+        text = page_of(report.brief, report_figures(report, view, "")) if html else report.to_json()
         write_file(output, text, "nothing was changed")
         terminal.talk(f"wrote {output}", quiet=False)
     failed = [outcome for outcome in outcomes if not outcome.met]
