@@ -149,9 +149,9 @@ class Session:
     def _notes(self, prepared: _Prepared, first: str, fallback: str, explicit: bool, graph: bool) -> Iterator[str]:
         """Yield notes on differences from the request. `explicit`: the caller named the providers."""
         if prepared.unconverted:
-            yield f"{self._name} is not converted and runs as it is, on {self.provider}: {prepared.unconverted}"
+            yield f"{self._name} was not converted and runs unchanged on {self.provider}: {prepared.unconverted}"
         if prepared.uncached and self.converted:
-            yield f"{self._name} is converted again each time: {prepared.uncached}"
+            yield f"{self._name} will be converted again each time: {prepared.uncached}"
         if self.provider != first and (explicit or hardware().gpus):
             reason = fallback or _failure_to_open(first)
             if reason not in prepared.unconverted:

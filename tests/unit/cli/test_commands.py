@@ -126,7 +126,7 @@ EMULATED = {
 }
 
 
-@pytest.mark.skipif(cuda_opens(), reason="half runs as it is where CUDA opens")
+@pytest.mark.skipif(cuda_opens(), reason="half runs unchanged where CUDA loads")
 @pytest.mark.parametrize(("words", "expected"), EMULATED.items(), ids=EMULATED)
 def test_verify_and_locate_print_this(words: str, expected: tuple[int, str, str]) -> None:
     assert outcome(*words.split()) == expected

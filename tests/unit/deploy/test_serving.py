@@ -104,7 +104,7 @@ def test_a_model_stays_unchanged_if_a_low_type_is_not_faster(
     machine.setattr(home, "hardware", lambda: found)
     machine.setattr(home, "unloaded_library", lambda: "libcublas.so.13 cannot be loaded")
     session = quietly(mlp(), **{"policy": "mixed_float16", **options})
-    assert session.notes[0] == f"the model is not converted and runs as it is, on {CPU}: {why}"
+    assert session.notes[0] == f"the model was not converted and runs unchanged on {CPU}: {why}"
     assert not session.converted
     closed = [f"the model runs on {CPU}: {CLOSED}"] if found.gpus and CLOSED not in why else []
     assert list(session.notes[1:]) == closed
@@ -129,7 +129,7 @@ def test_an_unusable_cuda_graph_or_provider_is_reported() -> None:
     assert session.notes == (f"the model runs on {CPU}: {NO_GPU.unavailable_reason}",)
     assert (session.provider, session.get_providers()) == (CPU, [CPU])
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, keep="op=MatMul")
-    assert session.notes == (f"the model is not converted and runs as it is, on {CPU}: nothing in it can be lowered",)
+    assert session.notes == (f"the model was not converted and runs unchanged on {CPU}: nothing in it can be lowered",)
 
 
 def test_a_conversion_that_fails_its_check_leaves_the_model_unchanged(machine: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_conversion_that_fails_its_check_leaves_the_model_unchanged(machine: p
     machine.setattr(home, "convert", broken)
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
     assert session.notes == (
-        f"the model is not converted and runs as it is, on {CPU}: the converted model is wrong; please report it",
+        f"the model was not converted and runs unchanged on {CPU}: the converted model is wrong; please report it",
     )
     session.run({"x": np.eye(2, 8, dtype=np.float32)})
 
@@ -148,7 +148,7 @@ def test_a_converted_model_that_does_not_open_is_replaced_by_its_source() -> Non
     session = quietly(mlp(), policy="mixed_bfloat16", ignore_performance=True)
     assert len(session.notes) == 1
     assert session.notes[0].startswith(
-        f"the model is not converted and runs as it is, on {CPU}: the converted model does not load (onnxruntime"
+        f"the model was not converted and runs unchanged on {CPU}: the converted model does not load (onnxruntime"
         " cannot open the model: Could not find an implementation for MatMul"
     )
     assert (session.converted, session.report) == (False, None)
@@ -250,7 +250,7 @@ def test_a_conversion_does_without_an_unwritable_cache(tmp_path: Path) -> None:
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, cache=tmp_path / "file")
     assert session.converted
     place = f"{tmp_path}/file/v1: Not a directory; name a writable folder"
-    assert session.notes == (f"the model is converted again each time: {place}",)
+    assert session.notes == (f"the model will be converted again each time: {place}",)
 
 
 def test_a_user_without_a_home_has_no_cache(machine: pytest.MonkeyPatch) -> None:
