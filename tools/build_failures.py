@@ -22,7 +22,7 @@ the model with the error quoted on its page (except for two additional models, i
 PLAIN = "Convert the float32 model: `amp-rewrite model.onnx -o model.float16.onnx`. No option is needed."
 GROUPS = {
     "The conversion fails, or its result does not load": range(1, 37),
-    "Wrong numbers, or slow": range(37, 61),
+    "Wrong or slow results": range(37, 61),
 }
 
 
@@ -53,7 +53,7 @@ def page(number: int, row: dict[str, Any]) -> str:
     where = f"Test: `{case}`" if is_test else f"Smallest model: *{case}*"
     rules = ", ".join(f"[`{name}`](../rules/{name}.md)" for name in row.get("rules", ()))
     parts = [f"# {_plain(row['title'])}", f"**Cause.** {row['cause']}"]
-    if "seen" in row and number < GROUPS["Wrong numbers, or slow"].start:
+    if "seen" in row and number < GROUPS["Wrong or slow results"].start:
         parts.append(f"**Error** from a naive conversion of the smallest model:\n\n```\n{row['seen']}\n```")
     parts += [f"**What amp-rewrite does.** {row['here']}" + (f" Rules: {rules}." if rules else "")]
     parts += [f"**What to do.** {row['do'].replace('Nothing.', PLAIN)}"]

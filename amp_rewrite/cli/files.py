@@ -13,7 +13,7 @@ import click
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError, as_option
-from amp_rewrite.files.disk import check_place, make_folder, url_of, write_whole
+from amp_rewrite.files.disk import check_output_path, make_parent_folder, url_of, write_whole
 from amp_rewrite.settings.option import Progress
 from amp_rewrite.settings.request import CRITERION
 
@@ -72,7 +72,7 @@ def parent_folders(path: Path) -> Iterator[None]:
     """Create the parent folders of a file; afterwards, remove the new ones if they are empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        make_folder(path)
+        make_parent_folder(path)
         yield
     finally:
         for folder in missing:
@@ -97,7 +97,7 @@ def check_report(file: Path | None, *, overwrite: bool, inputs: Iterable[Path] =
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
         advice = "the suffix determines the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
-    check_place(file, ReportError)
+    check_output_path(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, inputs):  # even through links
         raise ReportError(f"cannot write a report to {file}: it would replace an input file; name another file")
     if file.exists() and not overwrite:
@@ -107,7 +107,7 @@ def check_report(file: Path | None, *, overwrite: bool, inputs: Iterable[Path] =
 def present(
     result: Result, text: str, file: Path | None, *, as_json: bool, quiet: bool = False, commands: bool = False
 ) -> None:
-    """Print a text, and if there is a file, write the report of a result to it.
+    """Print text, and if there is a file, write the report of a result to it.
 
     `as_json`: the text is JSON, which `quiet` does not suppress. `commands`: see `terminal.show`.
     """
@@ -124,7 +124,7 @@ def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
 
 
 def write_file(file: Path, text: str, outcome: str) -> None:
-    """Write a text to a file atomically; ReportError on failure. `outcome`: the state after a failure, as a clause."""
+    """Write text to a file atomically; ReportError on failure. `outcome`: the state after a failure, as a clause."""
     try:
         write_whole(Path(os.path.realpath(file)), text.encode())
     except OSError as error:
@@ -159,7 +159,7 @@ class Batches:
         return cls(settings if feedback else replace(settings, feedback=(), steps=None), shapes, random)
 
     def feed(self, model: Model, *, quiet: bool) -> Feed:
-        """Return the batches for a model, and print their notes unless `quiet`; FeedError as from `Feed.of`."""
+        """Return the batches for a model, and print their notes unless `quiet`; FeedError as in `Feed.of`."""
         from amp_rewrite.evidence.data.feed import Feed
         from amp_rewrite.pipeline.convert import feed_of
 

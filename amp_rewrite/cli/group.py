@@ -24,7 +24,7 @@ COMPLETE = "_AMP_REWRITE_COMPLETE"
 """The environment variable with which shells request completions; click derives it from the program's name."""
 SHELLS = ("bash", "zsh", "fish")
 FINDING = 1
-USAGE = 2
+ERROR = 2
 INTERRUPTED = 130  # the exit code that shells report for SIGINT
 _MAX_MESSAGE = 1000  # characters; names in messages come from files and may have any length
 PIPE_CLOSED = 141  # the exit code that shells report for SIGPIPE
@@ -137,7 +137,7 @@ class Program(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
-            ctx.exit(USAGE)
+            ctx.exit(ERROR)
         return super().parse_args(ctx, self._with_default(ctx, args) if args else args)
 
     def _with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -157,12 +157,12 @@ class Program(click.Group):
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
-        """Run the program, print an error on one line, and exit."""
+        """Run the program, print any error on one line, and exit."""
         if COMPLETE in os.environ:
             try:
                 sys.exit(shell_complete(self, extra, NAME, COMPLETE, os.environ[COMPLETE]))
             except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):
-                sys.exit(USAGE)
+                sys.exit(ERROR)
         sys.exit(self._run(list(sys.argv[1:] if args is None else args), extra))
 
     def _run(self, args: list[str], extra: dict[str, Any]) -> int:
@@ -216,7 +216,7 @@ class Program(click.Group):
 def _fail(message: str) -> int:
     line = plain(" ".join(message[:_MAX_MESSAGE].split()))
     terminal.talk(f"error: {line}{' …' if len(message) > _MAX_MESSAGE else ''}", quiet=False)
-    return USAGE
+    return ERROR
 
 
 def _usage_message(error: click.UsageError) -> str:

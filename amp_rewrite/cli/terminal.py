@@ -69,7 +69,7 @@ def silence(stream: TextIO) -> None:
 
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
     """Print a line for each kind of finding, with the first finding and the number of others."""
-    from amp_rewrite.decide.reasons import is_fact, remarked  # late: help and usage errors need none
+    from amp_rewrite.decide.reasons import is_fact, remarked  # late: help and usage errors do not need it
 
     for kind, group in by_kind(sorted(findings)).items():
         same = sorted(group, key=lambda finding: is_fact(kind, finding.message))
@@ -120,7 +120,7 @@ Tell = Callable[[str, int, int | None], None]
 
 
 def _shown(quiet: bool, models: Sequence[Path]) -> AbstractContextManager[Tell | None]:
-    from amp_rewrite.files.store import is_large  # late: most output is short
+    from amp_rewrite.files.store import is_large  # late: most output is too short for it
 
     if not quiet and sys.stderr.isatty():
         return _bars()
@@ -156,7 +156,7 @@ class Lines:
         self._started = self._last_printed = 0.0
 
     def tell(self, title: str, done: int, total: int | None) -> None:
-        """Print the line of a stage, or of a part of it, unless it is already printed."""
+        """Print the line of a stage, or of a part of it, unless it has already been printed."""
         counted = total is not None and 1 < total <= _MAX_COUNTED
         part = title, done if counted else 0
         if part not in self._printed:
@@ -177,7 +177,7 @@ _SILENCE = 1.6
 """Seconds after which a line is repeated, so there is one at least every two seconds."""
 
 _MAX_COUNTED = 1000
-"""Maximum number of parts with a line each, such as batches or trials; numbers of bytes are larger."""
+"""Maximum number of parts with a line each, such as batches or trials; byte counts are larger."""
 
 
 @contextmanager

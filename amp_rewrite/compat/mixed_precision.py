@@ -35,7 +35,7 @@ def auto_convert_mixed_precision(
     atol: float | None = None,
     keep_io_types: bool = False,
 ) -> ModelProto:
-    """Convert a model to float16, with as few ops in float32 as its outputs on one batch need.
+    """Convert a model to float16, keeping only as many ops in float32 as its outputs on one batch require.
 
     The arguments are those of onnxconverter-common's function of this name. With only tolerances, it calls
     `amp_rewrite.repair`, which also accepts many batches and returns a report and a verdict. Trials run on the CPU with
@@ -92,7 +92,7 @@ def auto_convert_mixed_precision_model_path(
     keep_io_types: bool = True,
     verbose: bool = False,
 ) -> None:
-    """Convert a file with as few ops in float32 as its outputs on one batch need, as onnxconverter-common does.
+    """Convert a file as onnxconverter-common does, keeping only as many ops in float32 as one batch requires.
 
     Models may have any size: weights are streamed to a separate file next to the result. Nothing is written before the
     search has ended, and no other file is left in the folder.

@@ -48,7 +48,7 @@ class Plan:
 
     Attributes:
         retype: values whose element type changes at their producer.
-        rename: new names of retyped values whose own name must keep the old type; one of `casts` then writes that name.
+        rename: new names of retyped values whose old name must keep the old type; one of `casts` then makes that value.
         rewire: inputs to connect to another value, each with its name.
         attributes: ops whose attribute for the result type changes, with the new type.
         raised: ops whose attributes for the type of inner computations become float32.
@@ -256,7 +256,7 @@ class _Planner:
         return op is not None and op in self.folds and not self._is_exposed(self.view.ops[op])
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
-        """Return the input of a value's Cast in the model if it has this type, otherwise None."""
+        """Return the input of the model's Cast to a value, if that input has this type; otherwise None."""
         op = self.view.producer(value, "Cast")
         source = op.inputs[0] if op is not None else None
         return source if source is not None and self._home(source) is dtype else None

@@ -72,7 +72,7 @@ class Documented:
 
 
 OVERRIDE = "How to override"
-HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
+HEADINGS = ("What it protects", "Why", "Examples", OVERRIDE, "Source")
 """Headings in the text of a rule."""
 _ADVICE = "Lower individual ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
 """Appended to the text under OVERRIDE in every rule."""

@@ -39,8 +39,8 @@ from amp_rewrite.runtime.runner import (
     Runner,
     SessionOptions,
     Value,
-    cuda_opens,
-    unloaded_library,
+    cuda_works,
+    library_load_error,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target, low_type
 from amp_rewrite.settings.option import check_keyword_names, checked
@@ -241,7 +241,7 @@ def _obstacle(first: str, to: DType, device: int) -> str:
     if first == CPU:
         reason = f"on a CPU, {to.spelling} is slower, not faster"
     elif first in _ON_GPU:
-        reason = why_not_fast(hardware(), to, device) or ("" if cuda_opens() else _failure_to_open(first))
+        reason = why_not_fast(hardware(), to, device) or ("" if cuda_works() else _failure_to_open(first))
     return f"{reason}; to convert it anyway, pass ignore_performance=True" if reason else ""
 
 
@@ -250,7 +250,7 @@ def _failure_to_open(first: str) -> str:
         return f"{first} does not load on this machine"
     if unavailable_reason := hardware().unavailable_reason:
         return unavailable_reason
-    fact = unloaded_library() or "onnxruntime does not say why"
+    fact = library_load_error() or "onnxruntime does not say why"
     return f"{first} does not load: {fact}; `amp-rewrite doctor` shows what is missing"
 
 

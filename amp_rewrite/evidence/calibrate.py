@@ -134,7 +134,7 @@ def _measure(
     total = runs = len(feed) if progress or not sessions else 0
     for number, (i, taps) in enumerate(sessions):
         model = tapped(parts[i].view, taps, to)
-        options = SessionOptions(outputs_only=(model.rows,), optimized=False, spinning=False, threads=threads)
+        options = SessionOptions(outputs=(model.rows,), optimized=False, spinning=False, threads=threads)
         runner = Runner.open(model.model, options)
         rows = neutral(len(model.values))
         for runs, batch in enumerate(feed, 1):

@@ -28,7 +28,7 @@ from amp_rewrite.runtime.faults import float32_products
 from amp_rewrite.runtime.gpu import main_memory
 from amp_rewrite.runtime.installation import NO_KERNEL
 from amp_rewrite.runtime.providers import CUDA_ONLY
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_works, webgpu_works
 from amp_rewrite.settings.choices import Target, recorded_target
 
 
@@ -51,15 +51,15 @@ class Device:
         float16.
         """
         webgpu = recorded_target(model) == Target.WEBGPU and self.provider is None
-        if webgpu and self.emulate is not True and webgpu_opens():
+        if webgpu and self.emulate is not True and webgpu_works():
             return WEBGPU, False
-        default = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())
+        default = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_works())
         return provider_or_default(self.provider), default if self.emulate is None else self.emulate
 
 
 def provider_or_default(named: str | None) -> str:
     """Return the named provider or, without a name, CUDA if it loads and the CPU otherwise."""
-    return (CUDA if cuda_opens() else CPU) if named is None else named
+    return (CUDA if cuda_works() else CPU) if named is None else named
 
 
 def session_on(provider: str, threads: int = 0, options: Mapping[str, str] | None = None) -> SessionOptions:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.casting import Fit
-from amp_rewrite.files.disk import check_place, read_regular, write_whole
+from amp_rewrite.files.disk import check_output_path, read_regular, write_whole
 from amp_rewrite.reports.json_records import Malformed, load, map_of, reader_of, record
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.reports.result import Result
@@ -185,7 +185,7 @@ def key(view: View, value: ValueId) -> str:
 def check_writable(file: Path, overwrite: bool) -> None:
     if file.suffix.lower() == ".onnx":
         raise EvidenceError(f"cannot write {file}: ranges are JSON, not a model; use the suffix .json")
-    check_place(file, EvidenceError)
+    check_output_path(file, EvidenceError)
     if file.exists() and not overwrite:
         raise EvidenceError(f"{file} already exists; name another output, or use {spelled('overwrite', True)}")
 

@@ -1,7 +1,7 @@
-"""Open regular files without blocking, and replace files atomically by scratch files in the same folder.
+"""Open regular files without blocking, and replace files atomically with scratch files in the same folder.
 
-A scratch file without a write for an hour is assumed to belong to a dead process and is removed. If a folder cannot be
-locked (on Windows and some network file systems), processes do not wait for each other.
+A scratch file that has not been written to for an hour is assumed to belong to a dead process and is removed. If a
+folder cannot be locked (on Windows and some network file systems), processes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -
             raise error(f"{path}: it is larger than {limit >> 10} KiB, so it is not {kind}; name another file")
         return content.decode("utf-8-sig")
     except OSError as cause:
-        raise error(f"cannot read {path}: {cause.strerror}; name {kind}") from cause
+        raise error(f"cannot read {path}: {cause.strerror}; pass the path of {kind}") from cause
     except UnicodeDecodeError as cause:
         raise error(f"{path} is not UTF-8; save it as UTF-8") from cause
 
@@ -81,7 +81,7 @@ def sweep(folder: Path) -> None:
                 path.unlink()
 
 
-def check_place(path: Path, error: type[AmpRewriteError]) -> None:
+def check_output_path(path: Path, error: type[AmpRewriteError]) -> None:
     """Raise `error` if the path is a folder or its folder does not exist."""
     if path.is_dir():
         raise error(f"cannot write {path}: it is a folder; name a file")
@@ -89,8 +89,8 @@ def check_place(path: Path, error: type[AmpRewriteError]) -> None:
         raise error(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
 
 
-def make_folder(path: Path) -> None:
-    """Create the folder of a file, with its parents; ModelError on failure."""
+def make_parent_folder(path: Path) -> None:
+    """Create the parent folder of a file, and its parents; ModelError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:

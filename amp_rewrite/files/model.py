@@ -104,7 +104,7 @@ class Model:
         if isinstance(source, (str, os.PathLike)):
             proto, mends = mended(load_path(Path(source), place), owned=True)
             return cls(proto, Path(source), mends)
-        by_location: dict[str, Source] = {}  # keeps the tensors of a program alive until the model does
+        by_location: dict[str, Source] = {}  # keeps a program's tensors alive until the model holds them
         proto, mends = mended(load_object(source, place, by_location), owned=False)
         return cls(proto, None, mends)
 
@@ -243,8 +243,8 @@ def scaled(tensor: TensorProto, exponent: int, *, name: str, model: Model) -> Te
     """
     out = tensors.without_values(tensor)
     if is_stub(tensor):
-        place = tensors.source(tensor)
-        tensors.make_stub(out, replace(place, exponent=place.exponent + exponent))
+        source = tensors.source(tensor)
+        tensors.make_stub(out, replace(source, exponent=source.exponent + exponent))
     else:
         out.raw_data = casting.scaled(model.array(tensor).copy(), exponent).tobytes()
     out.name = name

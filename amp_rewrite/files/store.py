@@ -24,7 +24,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
-from amp_rewrite.files.disk import check_place, locked, open_regular, scratch, sweep, sync
+from amp_rewrite.files.disk import check_output_path, locked, open_regular, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 MAX_FILE_BYTES = (1 << 31) - 1  # protobuf cannot read larger messages
@@ -237,7 +237,7 @@ def check_target(path: Path, overwrite: bool, *, loaded_from: Path | None = None
         raise ModelError(f"cannot write {str(path)!r}: a name cannot contain a zero byte; name another output")
     if path.suffix.lower() in TEXT:
         raise ModelError(f"cannot write {path}: only the binary format can be written; use the suffix .onnx")
-    check_place(path, ModelError)
+    check_output_path(path, ModelError)
     open_file = path.is_symlink() and str(path.readlink()).startswith("/proc/")  # of a process, such as /dev/stdout
     if (path.exists() and not path.is_file()) or open_file:
         raise ModelError(f"cannot write {path}: it is not a regular file; name another output")

@@ -96,7 +96,7 @@ def explained(report: ReportData, names: Sequence[str], view: View | None = None
 
     Each name is the name or path (scope and name) of an op, "#12" for the thirteenth row, an op type, a pattern, or an
     input of the model, to explain its readers. With the `view` of the report's model, it can also be another value.
-    Raise PatternError, with suggestions, if a name is unknown or ambiguous, or if there are none.
+    Raise PatternError, with suggestions, if a name is unknown or ambiguous, or if no name is given.
     """
     if not names:
         raise PatternError(f"{report.model.name}: nothing to explain; name an op, an op type or a value")

@@ -28,7 +28,7 @@ def apply(view: View, plan: Plan) -> Model:
     functions, sparse initializers, quantization annotations.
 
     Args:
-        view: the index of the model.
+        view: the indexed model.
         plan: the changes to this view, as returned by `plan_casts`.
 
     Returns:
@@ -66,7 +66,7 @@ class _Writer:
     # -- one graph -----------------------------------------------------------------------------------
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
-        """Rewrite a copied graph in place; `scope` is the index of the original."""
+        """Rewrite a copied graph in place; `scope` is the indexed original."""
         values = self.view.values_of[scope.id]
         nodes = list(self._nodes(graph, scope, values))
         self._initializers(graph, values)
@@ -121,7 +121,7 @@ class _Writer:
         """
         source, result = node.input[0], node.output[0]
         rank = len(ints_attribute(node, "perm"))
-        ends = [unused(f"{result}_{suffix}", self.view.names) for suffix in ("raised", "turned")]
+        ends = [unused(f"{result}_{suffix}", self.view.names) for suffix in ("expanded", "transposed")]
         node.input[0], node.output[0] = ends
         set_attribute(node, "perm", [*ints_attribute(node, "perm"), rank])
         yield from self._reshaped(source, ends[0], [0] * rank + [1])

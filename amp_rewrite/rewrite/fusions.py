@@ -10,7 +10,9 @@ from amp_rewrite.decide.reasons import Documented
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
-_SHARED = "an intermediate value that another op reads; a type other than float32; a target without a kernel"
+_SHARED = (
+    "an intermediate value that another op reads; a type other than float32 in the source; a target without a kernel"
+)
 _AGREEMENT = "On random inputs in float64, both forms agree within 4 float32 roundoff units; constants match exactly."
 
 
@@ -34,10 +36,10 @@ class FusionRule(Documented):
     def sections(self) -> Mapping[str, str]:
         """The text under each heading of the record's page."""
         first = FIRST_FUSED.get(self.operator)
-        where = f"from opset {first} on" if first and self.fuse == "basic" else "at every opset"
+        where = f" from opset {first} on" if first and self.fuse == "basic" else ""
         off, mode = _MODES[self.fuse]
         return {
-            "What it replaces": f"{self.spelling} becomes {self.operator} {where}, {mode}.",
+            "What it replaces": f"{self.spelling} becomes {self.operator}{where}, {mode}.",
             "What prevents it": f"Any of these: {'; '.join(filter(None, (self.refusals, self.shared)))}.",
             "Verification": _AGREEMENT,
             "How to override": f"`--fuse {off}`, or `--keep` or `--lower` with the name of an op.",
@@ -89,7 +91,7 @@ FUSIONS: tuple[FusionRule, ...] = (
         "division",
         "Div",
         "x · (1 / √s) in a norm that is left written out",
-        "a reciprocal computed by another op, for example Div (onnxruntime itself turns it into a division)",
+        "a reciprocal computed by another op, for example Div (onnxruntime itself merges the Div and the product)",
     ),
     FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "an axis other than the last"),
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),

@@ -84,7 +84,7 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
     for node in evaluator.rt_nodes_:
         operands = [values[name] for name in node.input]
         if _differs(node, operands, opsets):
-            raise ValueError(f"it computes {node.op_type} differently from runtimes")
+            raise ValueError(f"onnx's reference computes {node.op_type} differently from onnxruntime")
         remaining -= math.ceil(_elements(node, operands, opsets) * _relative_width(node, operands, opsets))
         if remaining < 0:
             raise ValueError(f"{node.op_type} would compute more than {limit} elements")

@@ -120,7 +120,7 @@ _MAX_MESSAGE_BYTES = 1 << 26  # of tensors in memory; a larger model is passed a
 
 @contextmanager
 def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
-    """Yield a model for onnxruntime, as bytes with references to weight files or as a path, and session entries."""
+    """Yield a model for onnxruntime, as bytes that reference weight files or as a path, and its session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
     in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
     if in_memory <= _MAX_MESSAGE_BYTES and not any(map(is_pending, heavy)):

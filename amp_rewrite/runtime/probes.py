@@ -14,7 +14,7 @@ from typing import Any
 from amp_rewrite.errors import MachineError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import describe, devices, has_provider, onnxruntime, register_plugins
-from amp_rewrite.runtime.runner import CUDA, cuda_opens, unloaded_library
+from amp_rewrite.runtime.runner import CUDA, cuda_works, library_load_error
 
 _HOME = str(Path(__file__).parents[2])
 _TIMEOUT = 300.0  # seconds, to open a tiny model or to initialize the driver of eight GPUs
@@ -48,8 +48,8 @@ def probe() -> dict[str, Any]:
     return {
         "version": ort.__version__,
         "cuda": cuda,
-        "opens": has_provider(CUDA) and cuda_opens(),
-        "unloaded": unloaded_library() if cuda else None,
+        "opens": has_provider(CUDA) and cuda_works(),
+        "unloaded": library_load_error() if cuda else None,
         "plugins": [
             {**asdict(plugin), "devices": [describe(d) for name in plugin.providers for d in devices(ort, name)]}
             for plugin in register_plugins(ort)

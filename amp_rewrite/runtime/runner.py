@@ -40,7 +40,7 @@ Value = Array | list[Any] | dict[Any, Any] | None
 TENSORRT = "TensorrtExecutionProvider"
 
 MAX_THREADS = 1024
-"""Maximum number of threads per op; onnxruntime needs minutes to start more."""
+"""Maximum number of threads per op; onnxruntime takes minutes to start more."""
 
 # For some graphs of thousands of nodes, planning memory reuse takes longer than all other work to open the model.
 _MAX_PLANNED_NODES = 4000
@@ -54,7 +54,7 @@ _BATCH, _SIZE = 1, 64
 class SessionOptions:
     """Options for opening a model.
 
-    `providers`: in order of preference. `outputs_only`: compute only these outputs, in this order. `optimized`: False
+    `providers`: in order of preference. `outputs`: compute only these outputs, in this order. `optimized`: False
     runs every node unchanged. `planned`: False skips planning the reuse of memory, which takes most of the time to
     open a graph of 1000 nodes. `pooled`: False allocates memory for each value separately; otherwise, a second run
     allocates memory for all values at once, in addition to the memory of the first run. `lean`: for a single run,
@@ -64,7 +64,7 @@ class SessionOptions:
     """
 
     providers: Sequence[str] = (CPU,)
-    outputs_only: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
     optimized: bool = True
     planned: bool = True
     pooled: bool = True
@@ -99,7 +99,7 @@ class Runner:
         options = options or SessionOptions()
         providers = options.providers
         check_providers(providers)
-        chosen = model if options.outputs_only is None else submodel(model, options.outputs_only)
+        chosen = model if options.outputs is None else submodel(model, options.outputs)
         nodes = list(all_nodes(chosen.proto.graph.node))
         bodies = (nodes, *(all_nodes(function.node) for function in chosen.proto.functions))
         kinds = frozenset(node.op_type for body in bodies if options.optimized for node in body)
@@ -118,7 +118,7 @@ class Runner:
             for key, value in entries.items():
                 settings.add_session_config_entry(key, value)
             runner = cls._of(chosen, by_provider, _opened(source, settings, by_provider, skip))
-            if layout and runner.provider == CUDA and not runner._runs_zeros():
+            if layout and runner.provider == CUDA and not runner._runs_on_zeros():
                 by_provider[CUDA] = {k: v for k, v in by_provider[CUDA].items() if k not in CHANNELS_LAST}
                 runner = cls._of(chosen, by_provider, _opened(source, settings, by_provider, skip))
         return runner
@@ -128,13 +128,13 @@ class Runner:
         first = session.get_providers()[0]
         if first not in providers:
             raise ModelError(
-                f"{' and '.join(providers)} cannot be loaded on this machine, only {first}; add {first}, or install"
-                " the missing libraries"
+                f"{' and '.join(providers)} cannot be loaded on this machine, but {first} can; add {first} to the"
+                " providers, or install the missing libraries"
             )
         written = written_to(model.proto.graph)
         return cls(input_ports(model), output_ports(model), first, providers[first], session, written)
 
-    def _runs_zeros(self) -> bool:
+    def _runs_on_zeros(self) -> bool:
         feeds: dict[str, Array] = {}
         sizes: dict[str, int] = {}
         for port in self.inputs:
@@ -331,7 +331,7 @@ def small_model(dtype: str = "float") -> ModelProto:
 
 
 @cache
-def cuda_opens() -> bool:
+def cuda_works() -> bool:
     """True if a model can be opened on CUDA here; a build with CUDA does not guarantee this."""
     try:
         return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
@@ -340,7 +340,7 @@ def cuda_opens() -> bool:
 
 
 @cache
-def webgpu_opens() -> bool:
+def webgpu_works() -> bool:
     """True if a WebGPU device here runs a float16 model with onnxruntime's plugin."""
     try:
         runner = Runner.open(Model(small_model("float16")), SessionOptions(providers=(WEBGPU, CPU)))
@@ -365,7 +365,7 @@ def _settings(options: SessionOptions, nodes: int) -> Any:
     if not options.spinning:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.providers[0] == WEBGPU:
-        settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `webgpu_opens`
+        settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `webgpu_works`
     return settings
 
 
@@ -402,8 +402,8 @@ def preload_once() -> None:
 _CUDNN = "libcudnn.so.9"
 
 
-def unloaded_library() -> str | None:
-    """Return the loader's error for the CUDA provider or cuDNN; None without an error.
+def library_load_error() -> str | None:
+    """Return the loader's error for the CUDA provider or cuDNN; None if both load.
 
     The error names the missing library. Only on Linux, where the loader finds a loaded library by its name.
     """

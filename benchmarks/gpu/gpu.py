@@ -278,9 +278,9 @@ def main() -> None:
         if getattr(args, key) is None:
             setattr(args, key, tiny if args.tiny else usual)
     args.models, args.out = args.models.resolve(), args.out.resolve()
-    from amp_rewrite.runtime.runner import cuda_opens
+    from amp_rewrite.runtime.runner import cuda_works
 
-    if args.provider == "cuda" and not cuda_opens():
+    if args.provider == "cuda" and not cuda_works():
         sys.exit(
             "onnxruntime's CUDA provider does not work here, so nothing was measured; run `amp-rewrite doctor` for the"
             " reason, or use --provider cpu --tiny for a dry run"

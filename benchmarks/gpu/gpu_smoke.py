@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime as ort
 
 from amp_rewrite.runtime.gpu import hardware
-from amp_rewrite.runtime.runner import unloaded_library
+from amp_rewrite.runtime.runner import library_load_error
 
 MODEL = """<ir_version: 10, opset_import: ["": 20]> smoke (float16[2, 64, 32, 32] x, float16[64, 64, 3, 3] w,
   float16[32, 16] m) => (float16[2, 64, 32, 16] y) { c = Conv <pads = [1, 1, 1, 1]> (x, w)  y = MatMul (c, m) }"""
@@ -43,7 +43,7 @@ def main() -> None:
     found = hardware()
     print(f"onnxruntime {ort.__version__} of {ort.__file__}, onnx {onnx.__version__}, Python {sys.version.split()[0]}")
     print(", ".join(map(str, found.gpus)) or found.unavailable_reason, f"CUDA {found.cuda}", sep="; ")
-    if missing := unloaded_library():
+    if missing := library_load_error():
         print(f"not found: {missing}")
     try:
         failure = smoke()

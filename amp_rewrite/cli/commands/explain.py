@@ -49,7 +49,7 @@ def explain(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     first = words[0]
     if Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
-            raise click.UsageError(f"there is no NODE; name an op of {first}, an op type or a pattern")
+            raise click.UsageError(f"NODE is missing; name an op of {first}, an op type or a pattern")
         model, names = MODEL.convert(first, None, click.get_current_context()), words[1:]
     elif as_json:
         raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")

@@ -17,7 +17,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import write_file
-from amp_rewrite.cli.group import FINDING, USAGE
+from amp_rewrite.cli.group import ERROR, FINDING
 from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
 from amp_rewrite.files.store import data_files
 from amp_rewrite.reports.delta import Delta
@@ -119,7 +119,7 @@ def gate(
         except AmpRewriteError as error:
             named = str(error) if str(file) in str(error) else f"{file}: {error}"
             terminal.talk(f"::error::{named}" if github else f"error: {named}", quiet=False)
-            worst = USAGE
+            worst = ERROR
             continue
         terminal.show(checked.text(fail_on, github=github, verbose=verbose), commands=github)
         if checked.delta is not None and checked.delta.differs and pages is not None:

@@ -1,4 +1,4 @@
-"""Painting problem: type variables with colors, reasons for float32, and the spread of TensorFlow's rules."""
+"""The painting problem: type variables with colors, reasons for float32, and spreading by TensorFlow's rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from amp_rewrite.settings.request import Request
 
 
 class Vertex(NamedTuple):
-    """Type variables of one op with one type: usually one, several if no kernel mixes their types.
+    """Type variables of one op with a common type: usually one, several if every kernel gives them the same type.
 
     `refusal`: the reason against lowering them; None if the op can be low.
     """
@@ -44,8 +44,8 @@ class Problem:
 
     `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
     does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
-    vertex, so every walk stops at them. `sequence_of` maps each vertex of a sequence to all of them: no Cast converts a
-    sequence.
+    vertex, so every walk stops at them. `sequence_of` maps each vertex of a sequence to all of its
+    vertices, because no Cast converts a sequence.
 
     Args:
         view: the model's index.
@@ -100,9 +100,9 @@ class Problem:
         self._tie_sequences()
 
     def _tie_sequences(self) -> None:
-        """Tie the vertices of each sequence; the edge of a graph and an op without a vertex fix its type."""
+        """Tie the vertices of each sequence; a graph's input or output, or an op without a vertex, fixes its type."""
         view, kept = self.view, set[int]()
-        leaves = float32(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
+        refusal = float32(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
         sets: UnionFind[int] = UnionFind()
         for value in view.values:
             declared = view.types[value.id]
@@ -116,7 +116,7 @@ class Problem:
         for group in map(sorted, sets.to_sets()):
             self.sequence_of.update(dict.fromkeys(group, group))
             for v in () if kept.isdisjoint(group) else group:
-                self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or leaves)
+                self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or refusal)
 
     # -- colors and pins ---------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ _NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
 
 @dataclass
 class Spread:
-    """Lowered and denied vertices by the rules of TensorFlow's auto_mixed_precision pass, in its order.
+    """The vertices lowered and denied by the rules of TensorFlow's auto_mixed_precision pass, in its order.
 
     The allow list gives the roots, deny paint spreads forward, then gray ops between two lowered ones are lowered, and
     clear ops next to them. Each rule is a transitive closure, so the order of ops does not matter; only gray ops right
@@ -279,7 +279,7 @@ class Spread:
             self.denied.setdefault(v, float32(reasons.DENY_FORWARD, cause))
 
     def _gray_after_allow(self) -> None:
-        """Lower a gray op right after a lowered op and no denied one, as TensorFlow 2.20 does."""
+        """Lower a gray op with a lowered op and no denied op directly before it, as TensorFlow 2.20 does."""
         p = self.problem
         for v in range(len(p.vertices)):
             sources = list(p.graph.predecessors(v))
@@ -288,7 +288,7 @@ class Spread:
                 self.low.setdefault(v, Paint(p.to, reasons.GRAY_FOLLOWS_ALLOW, p.vertices[cause].op))
 
     def _shared(self, decides: Callable[[int], bool]) -> Iterator[tuple[int, OpId]]:
-        """Yield each vertex of the sequences with a deciding vertex, and the op of the latter."""
+        """Yield each vertex of a sequence with a deciding vertex, and the op of the deciding vertex."""
         for v, group in self.problem.sequence_of.items():
             if (cause := next(filter(decides, group), None)) is not None:
                 yield v, self.problem.vertices[cause].op

@@ -1,4 +1,4 @@
-"""Ops to keep in float32, from the facts of their values and the needs of their readers."""
+"""Ops to keep in float32, from facts about their values and needs of their readers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
         if op.kind == "Pow":
             divides = kinds & {*REDUCTIONS, *MAGNIFIES} or any(kind.endswith("Normalization") for kind in kinds)
             if facts[op.inputs[1]].number == 2 and not divides:
-                why = "a square that no sum, mean, root or divisor reads"
+                why = "a square that no sum, mean, root or division reads"
                 yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
             continue
         terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(reduction_axes(view, op)) == [-1]

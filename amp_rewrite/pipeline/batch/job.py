@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from amp_rewrite.errors import AmpRewriteError, Finding, ModelError, ReportError, one_line, option_spelling, spelled
-from amp_rewrite.files.disk import check_place, make_folder, name_of, open_regular, url_of, write_whole
+from amp_rewrite.files.disk import check_output_path, make_parent_folder, name_of, open_regular, url_of, write_whole
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import MAX_INLINE_BYTES
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
@@ -245,7 +245,7 @@ def _convert(job: Job, outcome: Outcome) -> Outcome:
             return replace(outcome, rc=MISSED, error=f"not written: {missed}")
         if not job.settings.write:
             return outcome
-        make_folder(path)
+        make_parent_folder(path)
         if not job.settings.request.overwrite:
             _check_ownership(path, old)
         result, external = converted.result, job.settings.request.external_data
@@ -277,7 +277,7 @@ class Summary:
         if self.path.suffix.lower() not in _JSONL:
             fact = f"cannot write a summary to {self.path}: it contains a line of JSON for each model"
             raise ReportError(f"{fact}; name a .jsonl file")
-        check_place(self.path, ReportError)
+        check_output_path(self.path, ReportError)
         if os.path.lexists(self.path) and not (overwrite or resume):
             way = f"continue with {spelled('resume', True)}, or use {spelled('overwrite', True)}"
             raise ReportError(f"{self.path} already exists; {way}")

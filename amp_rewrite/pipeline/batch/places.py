@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
-from amp_rewrite.files.disk import is_collection, make_folder, name_of, open_regular, replacing, url_of
+from amp_rewrite.files.disk import is_collection, make_parent_folder, name_of, open_regular, replacing, url_of
 from amp_rewrite.files.store import data_files, data_files_in
 
 SUFFIX = ".onnx"
@@ -138,7 +138,7 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
             way = f"name another folder, or use {spelled('overwrite', True)}"
             raise ModelError(f"{name_of(target)} already exists and differs from {name_of(source)}; {way}")
         with staged(source, target, ()) as (local, path):
-            make_folder(path)
+            make_parent_folder(path)
             with open_regular(local, buffering=0) as file, replacing(path) as out:
                 shutil.copyfileobj(file, out, _CHUNK)
     except OSError as cause:

@@ -1,8 +1,9 @@
 """Fusion of written-out attentions into onnxruntime's MultiHeadAttention, at every opset.
 
 The operator reads queries and returns its result as tokens by features, while exporters split and transpose the heads.
-It adds a bias to the scores, while exporters select by a bool. Rows without visible keys are handled as in `attention`:
-a query of zeros weighs all keys equally, and if the model returns 0 for such a row, a Where does so after the operator.
+It adds a bias to the scores, while exporters apply a Boolean mask with Where. Rows without visible keys are handled as
+in `attention`: a query of zeros weighs all keys equally, and if the model returns 0 for such a row, a Where does so
+after the operator.
 
 A causal attention that repeats each head of keys and values for several heads of queries becomes GroupQueryAttention,
 which reads the heads unrepeated. CUDA only has low kernels for it, so `Context.low_only` must allow it.
@@ -78,7 +79,7 @@ def _fused(attention: FusibleAttention, *, grouped: bool) -> Replacement | str:
 
 
 class _MultiHeadWriter(AttentionNodes):
-    """Writer of the nodes of one attention with `heads` heads of queries.
+    """Writer of the nodes of one attention with `heads` query heads.
 
     `width` is the width of a head of queries or keys, and `depth` the width of a head of values. `bases`: the inputs of
     the nodes, each with its operand, "queries", "keys" or "values", and its layout.
@@ -135,7 +136,7 @@ class _MultiHeadWriter(AttentionNodes):
     def _verified(self, kind: str, node: NodeProto, groups: int = 1, tables: Sequence[str] = ()) -> Replacement | str:
         """Return the replacement by a node, or how it differs from the ops on small random operands.
 
-        `groups`: the heads of queries per head of keys and values. `tables`: the cosines and sines by which the node,
+        `groups`: the number of query heads per key and value head. `tables`: the cosines and sines by which the node,
         but not the ops, rotates queries and keys.
         """
         ops = tuple(sorted({*self.attention.match.ops, *(op.id for op in self.moves)}))
@@ -249,7 +250,7 @@ class _MultiHeadWriter(AttentionNodes):
 def _shared_tables(view: View, rotations: Sequence[Op | None], heads: Sequence[int], width: int) -> list[str]:
     """Return the tables of cosines and sines shared by all rotations, starting at position 0; otherwise an empty list.
 
-    Rotations of other heads, or of a part of each head, do not qualify.
+    Rotations with a different number of heads, or of only part of each head, do not qualify.
     """
     first, *others = [op.inputs[1:] if op is not None else () for op in rotations]
     plain = all(

@@ -110,7 +110,7 @@ def check_batch(declared: Model, target: TargetInput | None, batch: Batch, numbe
         invalid = values[(values < low - _ROUNDING) | (values > high + _ROUNDING)]
         if invalid.size:
             raise TrainingError(
-                f"input {target.name!r} of batch {number} has {invalid.flat[0]:g}, but {legal}; correct the targets"
+                f"input {target.name!r} of batch {number} has a {invalid.flat[0]:g}, but {legal}; correct the targets"
             )
     if target.classes is not None:
         invalid = values[((values < 0) | (values >= target.classes)) & (values != target.ignored)]
@@ -165,7 +165,7 @@ class Rows:
         whole_number("seed", self.seed, 0)
         lengths = {name: a.shape[0] for name, a in self.arrays.items() if a.ndim}
         if len(set(lengths.values())) != 1:
-            listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none has rows"
             raise FeedError(f"the arrays have different numbers of rows ({listed}); pass arrays of equal length")
 
     @classmethod
@@ -269,7 +269,7 @@ class BatchMeans:
 class Scores:
     """Means of loss and metrics over all rows of the data.
 
-    A batch is weighted by its number of rows that are not ignored. As in Keras, the object is also the sequence
+    A batch is weighted by the number of its rows that are not ignored. As in Keras, the object is also the sequence
     [loss, *metrics].
 
     Attributes:
@@ -308,7 +308,7 @@ class HoldsSession:
 
 @dataclass(frozen=True, eq=False)
 class Predictions(ArrayLike):
-    """The outputs of a model, as an array-like object of one output; `predictions["NAME"]` selects another output.
+    """Outputs of a model. The object behaves like the array of one output; `predictions["NAME"]` selects another.
 
     Attributes:
         compute: function that returns the float32 arrays by name.

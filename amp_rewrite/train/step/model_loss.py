@@ -18,7 +18,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_works
 from amp_rewrite.train import policy as policies
 from amp_rewrite.train.arguments import AttributeHints, checked_arguments, to_array
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
@@ -54,7 +54,7 @@ class LossGraph:
 
 
 def _default_options() -> SessionOptions:
-    return SessionOptions(providers=(CUDA, CPU) if cuda_opens() else (CPU,))
+    return SessionOptions(providers=(CUDA, CPU) if cuda_works() else (CPU,))
 
 
 _BUFFER = "buffer/"
@@ -82,7 +82,7 @@ class Weights:
         return Predictor.of(self.source.model, self.arrays().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the model with these weights, and add any other weights of the loss.
+        """Return a loss of the model with these weights, and add the weights that only the loss has.
 
         It runs on CUDA if available, otherwise emulated on the CPU. The errors are the same as for `training_step`.
         """
@@ -167,8 +167,8 @@ class WithWeights(AttributeHints, HoldsSession):
 class ModelLoss(WithWeights, Loss):
     """The `Differentiable` loss of a model: calls compute its value, `gradients` its gradients.
 
-    In training mode, `gradients` also updates running statistics and the random state; a call just before it uses the
-    same random numbers. Multiples of a loss are losses, as in `loss.on(batch) / 4`.
+    In training mode, `gradients` also updates running statistics and the random state; a call immediately before
+    `gradients` uses the same random numbers. Multiples of a loss are losses, as in `loss.on(batch) / 4`.
 
     Attributes:
         variables: the model's parameters; assigned values apply from the next call on.

@@ -21,7 +21,7 @@ from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_works
 from amp_rewrite.train.arguments import AttributeHints, checked_arguments, float_array, whole_number
 from amp_rewrite.train.step import batches, checkpoint
 from amp_rewrite.train.step.assembly import with_outputs
@@ -87,7 +87,7 @@ class Trainer(AttributeHints, HoldsSession):
             raise TrainingError(f"{type(step).__name__} is not a training step; pass training_step(model, loss=…)")
         self.step = step
         providers = (CUDA, CPU) if providers is None else as_names(providers)
-        if providers[:2] == (CUDA, CPU) and not cuda_opens():
+        if providers[:2] == (CUDA, CPU) and not cuda_works():
             providers = providers[1:]
         self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
         self._model = emulate(step.model, io="same") if self.emulated else step.model
@@ -324,7 +324,7 @@ class Trainer(AttributeHints, HoldsSession):
         """The evaluation model, loaded with the same state, and the names of loss and metrics."""
         model, loss, metrics = self.step.evaluation()
         model, outputs = self._model if model is self.step.model else model, (loss, *metrics)
-        runner = Runner.open(model, replace(self._options, outputs_only=outputs))
+        runner = Runner.open(model, replace(self._options, outputs=outputs))
         return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
 
     def save(self, path: str | Path) -> None:

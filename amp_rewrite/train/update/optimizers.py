@@ -46,7 +46,7 @@ class SGD(Optimizer):
 @checked_arguments()
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """Tieleman and Hinton's RMSprop, with the formula of PyTorch, and of TensorFlow 2 without momentum.
+    """Tieleman and Hinton's RMSprop, by PyTorch's formula; without momentum, it is also TensorFlow 2's.
 
     It divides by sqrt(mean square) + epsilon. Keras 3 divides by sqrt(mean square + epsilon), so its first steps are
     smaller where gradients are small.
@@ -186,7 +186,7 @@ class ExponentialDecay(Schedule):
     Args:
         initial_learning_rate: the rate of the first step.
         decay_steps: number of steps per decay.
-        decay_rate: factor of the rate in each decay.
+        decay_rate: factor by which each decay multiplies the rate.
         staircase: True multiplies once after every `decay_steps` steps instead of gradually.
     """
 
@@ -237,5 +237,7 @@ def parse_optimizer(text: str) -> Optimizer:
         try:
             config[key] = value.lower() == "true" if value.lower() in ("true", "false") else float(value)
         except ValueError:
-            raise TrainingError(f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER") from None
+            raise TrainingError(
+                f"optimizer {name!r}: {setting!r} is not a setting; write NAME=NUMBER, or =true"
+            ) from None
     return optimizer_class.from_config(config)

@@ -15,7 +15,7 @@ import amp_rewrite
 from amp_rewrite import Feed, Model, Session
 from amp_rewrite.files.protos import clone
 from amp_rewrite.runtime.gpu import hardware
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_works
 from amp_rewrite.train import Trainer, training_step
 from amp_rewrite.train.replicas import SingleReplica
 from suites.models.test_fixtures import batch
@@ -26,7 +26,7 @@ from support.train.processes import started
 from support.train.replica import STEPS, Loop
 from unit.deploy.test_serving import CNN, IMAGES, MLP
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda_opens(), reason="no CUDA provider opens here")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda_works(), reason="no CUDA provider opens here")]
 MODELS = ROOT / "examples" / "models"
 # Two of the 360 digits, as in the demo.
 LOST_ANSWERS = 2

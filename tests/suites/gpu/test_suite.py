@@ -10,7 +10,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.runtime.runner import CPU, cuda_opens
+from amp_rewrite.runtime.runner import CPU, cuda_works
 from benchmarks.gpu import gpu_beside, gpu_make, gpu_models, gpu_trials, gpu_turns, skeleton, skeleton_files
 from suites.gpu.conftest import RUN, SMALL, benchmark
 from support.commands import run
@@ -57,7 +57,7 @@ def test_the_whole_suite_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown:
     assert [line for line in second.stdout.splitlines() if line[0].isdigit()] == []
 
 
-@pytest.mark.skipif(cuda_opens(), reason="a CUDA provider opens here")
+@pytest.mark.skipif(cuda_works(), reason="a CUDA provider opens here")
 def test_without_a_gpu_nothing_is_measured_and_a_message_says_so(grown: Path, tmp_path: Path) -> None:
     done = measure(grown, tmp_path / "out")
     message = (

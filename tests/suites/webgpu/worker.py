@@ -14,7 +14,7 @@ import onnx
 
 import amp_rewrite
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.runner import CPU, WEBGPU, Runner, SessionOptions, webgpu_opens
+from amp_rewrite.runtime.runner import CPU, WEBGPU, Runner, SessionOptions, webgpu_works
 from support.child import Child, hush
 from support.paths import ROOT
 
@@ -48,7 +48,7 @@ def absence() -> str | None:
         for library in filter(None, config["libraries"]):
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         os.environ |= {"VK_DRIVER_FILES": config["driver"], "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}
-    return None if webgpu_opens() else "no WebGPU device runs float16 here; make webgpu prepares one"
+    return None if webgpu_works() else "no WebGPU device runs float16 here; make webgpu prepares one"
 
 
 def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: bool) -> Reply:

@@ -12,7 +12,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import EvidenceError, Ranges
-from amp_rewrite.runtime.runner import CPU, cuda_opens
+from amp_rewrite.runtime.runner import CPU, cuda_works
 from support.objections import run as run_model
 from support.paths import ROOT
 from unit.cli.test_cli import TEXT, run
@@ -126,7 +126,7 @@ EMULATED = {
 }
 
 
-@pytest.mark.skipif(cuda_opens(), reason="half runs unchanged where CUDA loads")
+@pytest.mark.skipif(cuda_works(), reason="half runs unchanged where CUDA loads")
 @pytest.mark.parametrize(("words", "expected"), EMULATED.items(), ids=EMULATED)
 def test_verify_and_locate_print_this(words: str, expected: tuple[int, str, str]) -> None:
     assert outcome(*words.split()) == expected

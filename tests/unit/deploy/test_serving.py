@@ -18,7 +18,7 @@ from amp_rewrite.deploy.session import IGNORE_PERFORMANCE, chosen_cache
 from amp_rewrite.errors import ConversionError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_works
 from amp_rewrite.train import policy as policies
 from support import stub
 from support.paths import ROOT
@@ -35,7 +35,7 @@ CLOSED = (
 ANYWAY = "; to convert it anyway, pass ignore_performance=True"
 NO_GPU_2 = "there is no GPU 2; the last GPU of this machine is number 0"
 
-pytestmark = pytest.mark.skipif(cuda_opens(), reason="for a machine on which everything runs on the CPU")
+pytestmark = pytest.mark.skipif(cuda_works(), reason="for a machine on which everything runs on the CPU")
 
 
 def mlp() -> onnx.ModelProto:
@@ -102,7 +102,7 @@ def test_a_model_stays_unchanged_if_a_low_type_is_not_faster(
     machine: pytest.MonkeyPatch, found: Hardware, options: dict[str, Any], why: str
 ) -> None:
     machine.setattr(home, "hardware", lambda: found)
-    machine.setattr(home, "unloaded_library", lambda: "libcublas.so.13 cannot be loaded")
+    machine.setattr(home, "library_load_error", lambda: "libcublas.so.13 cannot be loaded")
     session = quietly(mlp(), **{"policy": "mixed_float16", **options})
     assert session.notes[0] == f"the model was not converted and runs unchanged on {CPU}: {why}"
     assert not session.converted

@@ -39,7 +39,7 @@ def view_of(text: str, opset: int = 20) -> View:
 def measured(view: View, *batches: dict[str, Any], to: DType = DType.FLOAT16) -> dict[str, Range]:
     """Return the ranges of all taps over batches by key."""
     proto = tapped(view, Taps.of(view).taps, to)
-    runner = Runner.open(proto.model, SessionOptions(outputs_only=(proto.rows,), optimized=False))
+    runner = Runner.open(proto.model, SessionOptions(outputs=(proto.rows,), optimized=False))
     rows = neutral(len(proto.values))
     for batch in batches:
         rows = merged(rows, np.asarray(runner.run(batch)[proto.rows]))

@@ -19,7 +19,7 @@ from amp_rewrite.evidence.metric import MEASURES, compare, criterion
 from amp_rewrite.evidence.verify import FedData, ModelRun, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_works
 
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -144,7 +144,7 @@ def test_nan_on_both_sides_fails_unless_allowed_and_is_reported() -> None:
     assert (verdict.ok, verdict.notes) == (True, ("NaN on both sides counts as equal",))
 
 
-@pytest.mark.skipif(cuda_opens(), reason="CUDA rounds")
+@pytest.mark.skipif(cuda_works(), reason="CUDA rounds")
 def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_session() -> None:
     verdict = verify(SCALED, SCALED_HALF, OVERFLOWING, rtol=2**-10)
     lost = "2 of 6 values are NaN or infinite where the reference is finite"
@@ -156,7 +156,7 @@ def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_ses
     )
 
 
-@pytest.mark.skipif(cuda_opens(), reason="CUDA opens")
+@pytest.mark.skipif(cuda_works(), reason="CUDA opens")
 def test_a_provider_that_does_not_open_is_an_error_and_not_a_verdict() -> None:
     with pytest.raises((ModelError, PolicyError)):
         verify(RELU, RELU, X, rtol=1.0, provider=CUDA)
@@ -164,7 +164,7 @@ def test_a_provider_that_does_not_open_is_an_error_and_not_a_verdict() -> None:
 
 def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     opens = Runner.open
-    monkeypatch.setattr(opening, "cuda_opens", lambda: True)  # and yet it does not
+    monkeypatch.setattr(opening, "cuda_works", lambda: True)  # and yet it does not
     monkeypatch.setattr(opening.Runner, "open", lambda model, _options: opens(model))
     with pytest.raises(ModelError) as error:
         verify(RELU, RELU, X, rtol=1.0)

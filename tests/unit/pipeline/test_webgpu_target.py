@@ -36,16 +36,16 @@ def test_a_converted_model_records_its_target_and_runs_accordingly(monkeypatch: 
     converted = convert(TESTS / "models" / "cnn_ts13.onnx", target="webgpu", lower=["op=Conv"])
     assert recorded_target(converted.result) == Target.WEBGPU
     assert recorded_target(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
-    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: True)
+    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_works", lambda: True)
     way = Device().choose(converted.result)
     assert way == (WEBGPU, False)
     assert Device(emulate=True).choose(converted.result)[1]
-    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: False)
+    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_works", lambda: False)
     assert Device().choose(converted.result)[1]
 
 
 def test_without_a_device_verify_emulates_like_cuda_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: False)
+    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_works", lambda: False)
     head = '<ir_version: 8, opset_import: ["": 18]>'
     text = f"{head} g (float[2,2000] x, float[2000,2] w) => (float[2,2] y) {{ y = MatMul (x, w) }}"
     model = onnx.parser.parse_model(text)

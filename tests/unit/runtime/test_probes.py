@@ -75,8 +75,8 @@ def test_cuda_opens_if_the_build_has_it_and_a_model_loads(
     built: bool, opening: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "has_provider", lambda name: built)
-    monkeypatch.setattr(probes, "cuda_opens", lambda: opening)
-    monkeypatch.setattr(probes, "unloaded_library", lambda: "libfoo.so: missing")
+    monkeypatch.setattr(probes, "cuda_works", lambda: opening)
+    monkeypatch.setattr(probes, "library_load_error", lambda: "libfoo.so: missing")
     monkeypatch.setattr(probes, "register_plugins", lambda ort: ())
     cuda = getattr(onnxruntime, "cuda_version", None) or None
     assert probes.probe() == {
@@ -100,9 +100,9 @@ def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     parts = lambda: [SimpleNamespace(ep_name=name) for name in device.assigned]  # noqa: E731
     opened = SimpleNamespace(run=run, inner=SimpleNamespace(get_provider_graph_assignment_info=parts))
     monkeypatch.setattr(runner.Runner, "open", lambda *_: opened)
-    runner.webgpu_opens.cache_clear()
+    runner.webgpu_works.cache_clear()
     yield device
-    runner.webgpu_opens.cache_clear()
+    runner.webgpu_works.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 )
 def test_webgpu_opens_if_it_supports_float16(lacks: dict[str, Any], opens: bool, webgpu: SimpleNamespace) -> None:
     vars(webgpu).update(lacks)
-    assert runner.webgpu_opens() is opens
+    assert runner.webgpu_works() is opens
 
 
 # -- GPUs ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from amp_rewrite.runtime import buffers
 from amp_rewrite.runtime.buffers import BufferedRunner, from_array, to_array
 from amp_rewrite.runtime.faults import FAULTS
 from amp_rewrite.runtime.ports import Port, written_to
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_works
 from support.paths import TESTS
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -109,7 +109,7 @@ def test_only_the_part_behind_the_requested_outputs_is_opened() -> None:
     model.proto.opset_import.add(domain="far", version=1)
     with pytest.raises(ModelError, match=r"^onnxruntime cannot open the model: .*far"):
         Runner.open(model)
-    runner = Runner.open(model, SessionOptions(outputs_only=["z"]))
+    runner = Runner.open(model, SessionOptions(outputs=["z"]))
     assert [port.name for port in runner.outputs] == ["z"]
     same(runner.run({"x": X, "c": np.array(True)}), {"z": -X - X})
     assert [v.name for v in model.proto.graph.output] == ["y", "z"]
@@ -234,7 +234,7 @@ def test_mismatched_inputs_are_one_line(fed: dict[str, object], outputs: list[st
 
 
 @pytest.mark.skipif(
-    CUDA not in onnxruntime.get_available_providers() or cuda_opens(),
+    CUDA not in onnxruntime.get_available_providers() or cuda_works(),
     reason="for an onnxruntime with CUDA on a machine without",
 )
 def test_a_provider_that_does_not_open_is_not_reported(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ A row (`row(…)`) has one entry per formal input. An entry is one of these:
 outputs; see also `v.attr(name, default)`, `v.shape(i)`, `v.rank(i)`, `v.axis(default)` and `v.constant(i)`.
 `v.do(op, …)` appends an op, and turns numbers into constants of the first input's type. `v.b` is the `Builder`, with
 methods for ops whose form depends on the opset. Equal nodes are appended once, so the entries of a row can repeat
-common terms. `v.sum_to(gradient, slot)` reverses a broadcast, and `v.divided(gradient, count)` divides for a mean. Dims
+common terms. `v.sum_to(gradient, slot)` reverses a broadcast, and `v.divided(gradient, count)` is for means. Dims
 can be symbolic or unknown: use static dims, compute shapes in the graph (`v.b.shape_of`), or raise `v.error(…)`. An
 integer or bool input needs an entry only as a placeholder.
 
