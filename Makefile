@@ -148,7 +148,7 @@ wheel: $(DEV) ## build the wheel, and run the command in clean environments, wit
 	export PATH="$$away/none/venv/bin:$$PATH"; \
 	amp-rewrite digits_cnn.onnx -o none/digits_cnn.float16.onnx; \
 	cmp digits_cnn.float16.onnx none/digits_cnn.float16.onnx; \
-	amp-rewrite digits_cnn.onnx --dry-run | grep "onnxruntime, but it is not installed; uv pip install onnxruntime-gpu"
+	amp-rewrite digits_cnn.onnx --dry-run | grep "onnxruntime, but it is not installed; to fix this, run: uv pip install onnxruntime-gpu"
 
 lowest: $(LOWEST) ## run the tests with the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)

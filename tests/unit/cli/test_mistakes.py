@@ -157,7 +157,7 @@ MISTAKES = {
     "diff net.onnx none.json": "cannot read none.json: No such file or directory; name a model or a JSON report",
     "emulate empty.onnx": "empty.onnx is empty; export or download it again",
     "net.onnx --lists none.yaml": ("none.yaml: no such list file; the shipped lists are float16, bfloat16, tensorflow"),
-    "net.onnx --config none.toml": "cannot read none.toml: No such file or directory; name a TOML file",
+    "net.onnx --config none.toml": "cannot read none.toml: No such file or directory; pass the path of a TOML file",
     "net.onnx --ranges none.json": (
         "cannot read none.json: No such file or directory; name a file written by calibrate"
     ),

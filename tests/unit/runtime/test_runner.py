@@ -243,8 +243,8 @@ def test_a_provider_that_does_not_open_is_not_reported(capfd: pytest.CaptureFixt
     with pytest.raises(ModelError) as error:
         Runner.open(parsed(TWO), SessionOptions(providers=[CUDA]))
     assert str(error.value) == (
-        "CUDAExecutionProvider cannot be loaded on this machine, only CPUExecutionProvider; add CPUExecutionProvider,"
-        " or install the missing libraries"
+        "CUDAExecutionProvider cannot be loaded on this machine, but CPUExecutionProvider can; add"
+        " CPUExecutionProvider to the providers, or install the missing libraries"
     )
     assert capfd.readouterr() == ("", "")
 
