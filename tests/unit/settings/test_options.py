@@ -133,7 +133,8 @@ def test_a_mistake_in_a_file_is_named_with_a_remedy(tmp_path: Path, text: str, m
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings({}, {}, config=tmp_path / "none.toml")
-    assert str(caught.value) == (f"cannot read {tmp_path}/none.toml: No such file or directory; pass the path of a TOML file")
+    reason = "No such file or directory; pass the path of a TOML file"
+    assert str(caught.value) == f"cannot read {tmp_path}/none.toml: {reason}"
 
     (tmp_path / "latin.toml").write_bytes(b'to = "\xe9"')
     with pytest.raises(ConfigError) as caught:
@@ -144,7 +145,7 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(ConfigError, match=r"cannot read .*pipe\.toml: it is not a regular file; pass the path of a TOML file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*pipe\.toml: it is not a regular file; pass the path"):
         settings({}, {}, config=tmp_path / "pipe.toml")
 
 
