@@ -227,8 +227,8 @@ class Labelling(Free):
     def _price_cast(self, value: ValueId) -> None:
         """Add the arcs of a value: one Cast serves all readers of the other type.
 
-        Several free readers share it through an auxiliary node. No arc passes through a fixed end, so components are
-        separate there.
+        Several free readers share it through an auxiliary node: "up" for a low value and float32 readers, "down" for
+        the reverse. No arc passes through a fixed end, so components are separate there.
         """
         home, ends = self.maker_end(value), self.reader_ends(value)
         others = ends - {home}

@@ -145,6 +145,7 @@ class Backward:
                 return True
 
     def _pass_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Paint) -> None:
+        """Keep an op in float32, and pass the need on to its inputs as far as its row allows."""
         self.pinned.setdefault(op.id, why)
         need, state = need_of
         if need is Need.PATH:
@@ -313,7 +314,7 @@ def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | 
     if value is None or not facts.floats(value) or facts.view.copied(value) is None:
         return False
     fit = facts.view.fit(value, facts.to)
-    if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
+    if row.way is Way.SCALE and slot > 0 and op.kind != "Mul":
         return bool(fit.flushed or fit.subnormal)
     return (row.way is not Way.SCALE or fit.count == 1) and loses_digits(facts.view, value, facts.to)
 

@@ -114,6 +114,16 @@ def test_readers_of_an_overflowing_constant_are_not_lowered_to_save_a_cast() -> 
     assert lowered(placed(small)) == {"a", "m", "t", "b"}
 
 
+@pytest.mark.parametrize(("rows", "low"), [((1 << 18) - 8, False), ((1 << 18) + 8, True)])
+def test_low_copies_pay_for_a_cast_from_a_certain_size(rows: int, low: bool) -> None:
+    """Low, the copies have one Cast more: 24 MiB and 12 bytes for each element of `e`. They save 24 bytes for each."""
+    copies = "r0=Concat[axis=0](a,e);" + "".join(f"r{i}=Transpose(r{i - 1});" for i in range(1, 6))
+    text = f"a=MatMul(x,w);c=MatMul(z,w);e=Relu(c);{copies}b=MatMul(w,r5);u=Exp(r0);v=Exp(r5)"
+    model = cases.build(text, ("b", "u", "v"), shapes={"x": (rows, 8), "z": (rows, 8)}, constants={"w": np.eye(8)})
+    found = lowered(placed(model, opset="keep", keep=["e"]))
+    assert found == {"a", "b", "c", *(f"r{i}" for i in range(6) if low)}
+
+
 @pytest.mark.parametrize(("op", "low"), [("Transpose", True), ("Relu", True), ("Tanh", False), ("Softplus", False)])
 def test_an_exact_op_is_low_in_a_tie_and_one_that_rounds_is_not(op: str, low: bool) -> None:
     model = cases.build(f"a=MatMul(x,w);t={op}(a);y=Exp(t)", ("y",), shapes={"x": (8, 8)}, constants={"w": np.eye(8)})
