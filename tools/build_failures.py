@@ -12,11 +12,11 @@ FOLDER = ROOT / "docs" / "failures"
 TESTS = "../../tests/suites/catalogue"
 INDEX = f"""# Failures of half-precision conversion
 
-60 ways in which a conversion to float16 or bfloat16 can fail, listed by error text or symptom. Each has a minimal model
-in [tests/suites/catalogue]({TESTS}). Tests convert it with the default settings and with other types, targets, opsets
-and fusions. The result must pass the checker, load, lower exactly the intended ops, and compute the same outputs as the
-float32 model does when every lowered result is rounded. Another test shows that a naive whole-graph converter fails on
-the model with the error quoted on its page (except for two additional models, in rows 4 and 11).
+These pages list 60 ways in which a conversion to float16 or bfloat16 can fail, by error text or symptom. Each has a
+minimal model in [tests/suites/catalogue]({TESTS}). Tests convert it with the default settings and with other types,
+targets, opsets and fusions. The result must pass the checker, load, lower exactly the intended ops, and compute the
+same outputs as the float32 model does when every lowered result is rounded. Another test shows that a naive whole-graph
+converter fails on the model with the error quoted on its page (except for two additional models, in rows 4 and 11).
 [failures.yaml](failures.yaml) contains the text of these pages, and `tools/build_failures.py` generates them.
 """
 PLAIN = "Convert the float32 model: `amp-rewrite model.onnx -o model.float16.onnx`. No option is needed."
