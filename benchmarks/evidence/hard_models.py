@@ -212,7 +212,7 @@ def page(rows: Sequence[Row], outliers: Sequence[Outlier]) -> str:
         *about,
     ]
     for to, found in by_type.items():
-        lines += ["", f"## To {to}", "", _READING[to], "", *_converted(found)]
+        lines += ["", f"## Conversion to {to}", "", _READING[to], "", *_converted(found)]
     lines += ["", *_HALF.splitlines()]
     for to, found in by_type.items():
         lines += ["", f"Exported in {to}:", "", *_exported(found)]
@@ -249,8 +249,8 @@ _HALF = """\
 These are the same models with every tensor in the low type and constants clamped to its range, as exporters write
 half-precision models. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
 float32, without rounding; `amp-rewrite half.onnx -o repaired.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2`
-raises the necessary ops to float32. The reference is the float32 twin, so the numbers do not include the error of the
-export."""
+raises the necessary ops to float32. The reference is this float32 version, so the numbers do not include the export's
+error."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier

@@ -49,7 +49,7 @@ A conversion *harms* a model if its error exceeds the tolerance although roundin
 
 - *right*: the error is within the tolerance.
 - *harmed*: the error exceeds the tolerance, but reference B's does not.
-- *only A right*: the error exceeds the tolerance, as does B's, but A's does not.
+- *only A right*: the errors of the conversion and of B exceed the tolerance, but A's does not.
 - *undecided*: a reference is right, but only by chance: with random errors of the size of rounding, reference B is
   wrong in at least 2 of 8 perturbations.
 - *wrong in all*: the errors of the conversion and of both references exceed the tolerance.
@@ -194,7 +194,7 @@ def page(results: Mapping[str, Any]) -> str:
     commits = sorted({row["commit"] for group in groups.values() for to in TYPES for row in group[to].values()})
     head = ("group", "type", "models", "right", "harmed", "only A right", "undecided", "wrong in all", "not measured")
     lines = [INTRO.format(onnxruntime=results["machine"]["versions"]["onnxruntime-gpu"])]
-    lines += [f"The commits measured are {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
+    lines += [f"These commits were measured: {', '.join(commits)}.", "", *measure.markdown(head, counts(groups)), ""]
     for title, word in (("Harmed", "harmed: B"), ("Only A is right", "harmed: A")):
         if found := list(wrong(groups, word, reasons)):
             columns = ("model", "type", "ours", "A", "B", "rounded value")

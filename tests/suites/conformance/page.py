@@ -70,8 +70,8 @@ def _sections(results: Results) -> Iterator[str]:
     yield _text(
         f"The {len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}) are "
         "all of `onnx.backend.test` except `ai.onnx.preview.training`. "
-        f"{states['counted']} run in float32 on onnxruntime's CPU provider, and are counted. "
-        f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of these are relabeled to opset {NEWEST_OPSET} "
+        f"{states['counted']} run in float32 on onnxruntime's CPU provider; only these are counted. "
+        f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of them are relabeled to opset {NEWEST_OPSET} "
         f"and IR {NEWEST_IR}, the newest that onnxruntime loads, and still pass the checker. {states['unlabelled']} "
         f"other models fail it after relabeling, and onnxruntime cannot run {states['refused']}: these are converted "
         "and checked, but not judged."
@@ -89,7 +89,7 @@ def _sections(results: Results) -> Iterator[str]:
         "right. Results beyond the bound may still be right by another measure:"
     )
     for how, words in HOW.items():
-        yield f"### {how}\n\n" + _text(f"Compared with {words}.")
+        yield f"### {how}\n\n" + _text(f"These results are compared with {words}.")
         yield _by_case(o for o in results.outcomes.values() if o.how == how)
     yield from _with_data([o for o in results.outcomes.values() if o.verdict == "data"])
     yield "## Failures"

@@ -58,7 +58,7 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     worst = max(rows, key=lambda row: row["device"])
     yield _text(
         "Each error is the largest of any output, relative to the output's largest float32 value, for models converted "
-        "with `--target webgpu`. *Low* counts float16 ops, and *terms* the terms in one result of each of their "
+        "with `--target webgpu`. *Low* counts float16 ops, and *terms* counts the terms per result of each of their "
         "products. The contribution of float16 sums to the error (the root of the difference of squares) is at most "
         f"{growth(rows):.1e} times the root of the terms. No error exceeds {max(map(times, rows)):.1f} times the "
         f"emulated one (tests allow {FACTOR:g}). The largest error, for {worst['model']}, is {worst['device']:.1e} "
