@@ -42,7 +42,7 @@ class FusionRule(Documented):
             "What it replaces": f"{self.spelling} becomes {self.operator}{where}, {mode}.",
             "What prevents it": f"Any of these: {'; '.join(filter(None, (self.refusals, self.shared)))}.",
             "Verification": _AGREEMENT,
-            "How to override": f"`--fuse {off}`, or `--keep` or `--lower` with the name of an op.",
+            "How to override": f"Pass `--fuse {off}`, or name an op in `--keep` or `--lower`.",
         }
 
 
@@ -56,7 +56,7 @@ _LAST_AXIS = "an axis other than the last, or of unknown size; an epsilon that i
 _NORM = f"{_LAST_AXIS}; a scale or bias that does not have one number per element"
 _MASKS = "two masks; a mask that does not cover every query and key"
 _ATTENTION = f"scores capped by Tanh; a computed scale; {_MASKS}; an unknown number of heads"
-_SKIP = "x and skip are not known to have the same shape; an axis other than the last"
+_SKIP = "shapes of x and skip that may differ; an axis other than the last"
 _BIAS = "a bias that is not a vector of the last axis's size"
 _IMAGES = "a rank other than 4; groups with an odd number of channels, or with more than 512"
 _GELU = "constants that differ from GELU's in float32"
