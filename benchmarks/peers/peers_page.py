@@ -20,7 +20,7 @@ from benchmarks.shared import measure
 
 PAGE = measure.ROOT / "docs" / "evidence" / "peers.md"
 OURS = "amp-rewrite"
-INTRO = """# Compared with other converters
+INTRO = """# Comparison with other converters
 
 The table compares the time, memory, Casts and error of a conversion to float16, for full-size models with random
 weights. Each measurement covers a whole process, from import to written file, on {machine}.

@@ -197,7 +197,7 @@ def page(rows: list[Row]) -> str:
     packages = {row.package: row.digest for row in rows}
     return "\n".join(
         [
-            "# Trained models at their task",
+            "# Trained models at their tasks",
             "",
             "These models from packages on PyPI were converted by the plain command and by two other converters, and",
             "run at the tasks of their packages. Half precision is emulated. Each cell shows the number of answers",

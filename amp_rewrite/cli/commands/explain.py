@@ -111,7 +111,7 @@ def _known_ops() -> set[str]:
 
 
 _WIDTH = 110
-_HEADINGS = {"hit": "Smallest model that triggers it", "near": "Closest model that does not"}
+_HEADINGS = {"hit": "Smallest model that triggers it", "near": "Closest model that does not trigger it"}
 
 
 def records() -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRu
 def test_each_case_of_a_rule_has_its_own_model() -> None:
     fact = described("accumulators")
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
-    ends = ("Smallest model that triggers it", "Closest model that does not")
+    ends = ("Smallest model that triggers it", "Closest model that does not trigger it")
     cases = ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")
     assert set(fact["models"]) == {f"{end}: {case}" for end in ends for case in cases}
     assert "--json explains ops of a model" in run("explain", "accumulators", "--json").stderr
