@@ -90,7 +90,7 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "division",
         "Div",
-        "x · (1 / √s) in a norm that is left written out",
+        "x · (1 / √s) in a norm that stays written out",
         "a reciprocal computed by another op, for example Div (onnxruntime itself merges the Div and the product)",
     ),
     FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "an axis other than the last"),
