@@ -60,11 +60,12 @@ def _sections(results: Results) -> Iterator[str]:
     yield score(results)
     yield _text(
         "*Right*: the converted model passes the full checker, loads in onnxruntime at optimization level BASIC "
-        "(float16: also ALL), and gives correct results. *Right with --data*: the model is wrong without data, because "
-        "float32 values leave the type's range on the case's own inputs, but right when converted with these inputs (`amp-rewrite MODEL --data "
-        "INPUTS`). *Converted*: the number of these models that the conversion changed. *Without safety*: with `--set "
-        "safety=none`, which also lowers ops with values that are known to leave the range. *Others valid*: the number "
-        "of models that convert and pass the checker, among those that onnxruntime cannot run in float32."
+        "(float16: also ALL), and gives correct results. *Right with --data*: the model is wrong without data, "
+        "because float32 values leave the type's range on the case's own inputs, but right when converted with "
+        "these inputs (`amp-rewrite MODEL --data INPUTS`). *Converted*: the number of these models that the "
+        "conversion changed. *Without safety*: with `--set safety=none`, which also lowers ops with values that are"
+        " known to leave the range. *Others valid*: the number of models that convert and pass the checker, among "
+        "those that onnxruntime cannot run in float32."
     )
     yield "## Cases"
     yield _text(
