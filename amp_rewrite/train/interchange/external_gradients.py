@@ -67,13 +67,12 @@ def scale_gradients(
         The graph, with the names of the added inputs and outputs.
 
     Raises:
-        TrainingError: a name is unknown, a gradient does not depend on the seed, the loss does, or the loss scale is
-            None.
+        TrainingError: a name is unknown, a gradient is independent of the seed, the loss is not, or the scale is None.
 
     Example:
         >>> import amp_rewrite, onnx
         >>> head = '<ir_version: 10, opset_import: ["" : 20]> g (float[3] x, float seed) => (float s, float[3] d)'
-        >>> body = "{ s = ReduceSumSquare <keepdims = 0> (x) double = Add (x, x) d = Mul (double, seed) }"
+        >>> body = "{ s = ReduceSumSquare <keepdims = 0> (x) twice = Add (x, x) d = Mul (twice, seed) }"
         >>> model = onnx.parser.parse_model(head + body)
         >>> amp_rewrite.train.scale_gradients(model, loss="s", grads="d", seed="seed").grads
         ('d',)
