@@ -46,10 +46,10 @@ def from_torch(
 ) -> Model:
     """Export a PyTorch module with every parameter as an initializer, ready for `training_step`.
 
-    The module is exported in evaluation mode and is not changed. Parameters with requires_grad=False and buffers are
-    exported, but not trained. `detach()`, `torch.no_grad()` and look-ups of padding_idx stop gradients, as in PyTorch.
-    Inputs are named after the arguments of `forward`. A step's report names modules with missing dropout, a custom
-    gradient, or other results in training mode.
+    The module is exported in evaluation mode, unchanged. Parameters with requires_grad=False and buffers are not
+    trained. `detach()`, `torch.no_grad()` and look-ups of padding_idx stop gradients. Inputs are named after the
+    arguments of `forward`. A step's report names modules with missing dropout, a custom gradient, or other results in
+    training mode.
 
     Args:
         module: the module, in float32.
