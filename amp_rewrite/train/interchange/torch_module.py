@@ -47,9 +47,8 @@ def from_torch(
     """Export a PyTorch module with every parameter as an initializer, ready for `training_step`.
 
     The module is exported in evaluation mode, unchanged. Parameters with requires_grad=False and buffers are not
-    trained. `detach()`, `torch.no_grad()` and look-ups of padding_idx stop gradients. Inputs are named after the
-    arguments of `forward`. A step's report names modules with missing dropout, a custom gradient, or other results in
-    training mode.
+    trained. `detach()`, `torch.no_grad()` and a padding_idx stop gradients. Inputs are named after the arguments of
+    `forward`. A step's report names modules with missing dropout, custom gradients, or other results in training mode.
 
     Args:
         module: the module, in float32.
