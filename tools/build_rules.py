@@ -42,7 +42,7 @@ def index() -> str:
         lines += [f'<a name="{tier.name.lower()}"></a>\n## {tier.words.capitalize()}\n', *_table("rule", ids)]
     lines += [
         "## Fusions\n",
-        "The findings `fused` and `not_fused` report them; [Findings](../reference/findings.md) lists all kinds.\n",
+        "The findings `fused` and `not_fused` report fusions; [Findings](../reference/findings.md) lists all kinds.\n",
         *_table("fusion", ["fused"]),
     ]
     return "\n".join(lines).rstrip() + "\n"

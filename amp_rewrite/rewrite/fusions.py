@@ -10,9 +10,7 @@ from amp_rewrite.decide.reasons import Documented
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 
-_SHARED = (
-    "an intermediate value that another op reads; a type other than float32 in the source; a target without a kernel"
-)
+_SHARED = "an intermediate value that another op reads; a source type other than float32; a target without a kernel"
 _AGREEMENT = "On random inputs in float64, both forms agree within 4 float32 roundoff units; constants match exactly."
 
 
@@ -40,9 +38,9 @@ class FusionRule(Documented):
         off, mode = _MODES[self.fuse]
         return {
             "What it replaces": f"{self.spelling} becomes {self.operator}{where}, {mode}.",
-            "What prevents it": f"Any of these: {'; '.join(filter(None, (self.refusals, self.shared)))}.",
+            "What prevents it": f"Any of these obstacles: {'; '.join(filter(None, (self.refusals, self.shared)))}.",
             "Verification": _AGREEMENT,
-            "How to override": f"Pass `--fuse {off}`, or name an op in `--keep` or `--lower`.",
+            "How to override": f"Pass `--fuse {off}`, or name one of the ops in `--keep` or `--lower`.",
         }
 
 
@@ -52,7 +50,9 @@ _MODES = {
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
 """For each mode: the option to turn its fusions off, and the text about the option to turn them on."""
-_LAST_AXIS = "an axis other than the last, or of unknown size; an epsilon that is not a constant scalar under the root"
+_LAST_AXIS = (
+    "an axis other than the last, or of unknown size; an epsilon that is not a constant scalar under the square root"
+)
 _NORM = f"{_LAST_AXIS}; a scale or bias that does not have one number per element"
 _MASKS = "two masks; a mask that does not cover every query and key"
 _ATTENTION = f"scores capped by Tanh; a computed scale; {_MASKS}; an unknown number of heads"
@@ -90,10 +90,10 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "division",
         "Div",
-        "x · (1 / √s) in a norm that stays written out",
+        "x · (1 / √s) in a norm that is not fused",
         "a reciprocal computed by another op, for example Div (onnxruntime itself merges the Div and the product)",
     ),
-    FusionRule("softmax", "Softmax", "exp(x − max x) over its sum", "an axis other than the last"),
+    FusionRule("softmax", "Softmax", "exp(x − max x), divided by its sum,", "an axis other than the last"),
     FusionRule("gelu_erf", "Gelu", "x · ½ (1 + erf(x / √2))", _GELU),
     FusionRule("gelu_tanh", "Gelu", "x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))", _GELU),
     FusionRule("attention", "Attention", "softmax(Q Kᵀ · scale, masked) V", _ATTENTION),
@@ -114,18 +114,18 @@ FUSIONS: tuple[FusionRule, ...] = (
         "rotary_embedding",
         "RotaryEmbedding",
         "x · cos + (−x₂, x₁) · sin, with the halves x₁ and x₂ of x,",
-        "cosines or sines with halves that are not known to be equal, or that differ between the rows of a batch",
+        "cosines or sines whose halves may differ, or that differ between the rows of a batch",
     ),
     _contrib(
         "patches",
         "MatMul",
-        "A Conv over adjacent patches, laid out as tokens by features,",
+        "A Conv over adjacent patches, with its result laid out as tokens by features,",
         "padding, groups or dilation; an image size that is not a multiple of the patch size",
     ),
     _contrib("skip_layer_normalization", "SkipLayerNormalization", "A LayerNormalization of x + skip", _SKIP),
     _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "An RMSNormalization of x + skip", _SKIP),
     _contrib("bias_gelu", "BiasGelu", "The GELU of x + bias", _BIAS),
-    _contrib("bias_gelu_tanh", "FastGelu", "The tanh approximation of GELU, of x + bias,", _BIAS),
+    _contrib("bias_gelu_tanh", "FastGelu", "The tanh approximation of the GELU of x + bias", _BIAS),
     FusionRule(
         "bias_split_gelu",
         "BiasSplitGelu",
@@ -147,6 +147,6 @@ FUSIONS: tuple[FusionRule, ...] = (
         f"{_IMAGES}; unknown sizes; a skip with neither the shape of x nor one number per image and channel",
         "diffusion",
     ),
-    _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "a factor a that is not a constant scalar"),
+    _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "a factor `a` that is not a constant scalar"),
 )
 """All fusions. With `contrib` and `diffusion`, GELU is also fused below its opset."""

@@ -481,7 +481,7 @@ def test_a_fusions_example_is_fused_unlike_its_near_miss_and_both_open(fusion: F
 @named
 def test_a_record_describes_what_the_fusion_replaces_and_its_obstacles(fusion: FusionRule) -> None:
     assert fusion.sections["What it replaces"].startswith(fusion.spelling)
-    assert fusion.sections["What prevents it"].startswith(f"Any of these: {fusion.refusals}")
+    assert fusion.sections["What prevents it"].startswith(f"Any of these obstacles: {fusion.refusals}")
     assert all(text.endswith(".") for text in fusion.sections.values())
 
 
