@@ -116,12 +116,12 @@ class Request:
     )
     safety: Safety = option(
         "default",
-        '"none" turns off `placement` and all safety rules; only TensorFlow\'s rules remain',
+        '"none" turns off all safety rules and `placement`; only TensorFlow\'s rules remain',
         recorded=ALWAYS,
     )
     keep: tuple[str, ...] = option(
         (),
-        "patterns of ops that stay in float32, or are raised to it, for example `op=Softmax`",
+        "patterns of ops to keep in float32, or to raise to it, for example `op=Softmax`",
         metavar="PATTERN",
         help="Ops that stay in float32: a name, or op=Softmax.",
     )
@@ -155,21 +155,21 @@ class Request:
     fuse: Fuse = option(
         "auto",
         '"basic" replaces norms, GELU and other functions written out op by op, and folds BatchNormalization; "none"'
-        ' does neither; "contrib" also uses onnxruntime\'s own operators, only for the target ort-cuda; "diffusion"'
-        " also uses those for [diffusion models](../concepts/fusion.md#diffusion), which only run in float16 on CUDA;"
+        ' disables both; "contrib" also uses onnxruntime\'s own operators, for the target ort-cuda only; "diffusion"'
+        " also uses those for [diffusion models](../concepts/fusion.md#diffusion), which run only in float16 on CUDA;"
         ' "auto" is "contrib" for ort-cuda, and "basic" for all other targets',
         help="Fusions: auto, none, basic, contrib, diffusion.",
         recorded=IF_CHANGED,
     )
     assume: Assumption | None = option(
         None,
-        '"rows-see-a-key" asserts that no row of an attention mask hides every key, as when each token sees itself:'
-        " attention then omits a test of the rows. If a row does hide every key, the results differ",
+        '"rows-see-a-key" asserts that no row of an attention mask hides every key, for example because each token'
+        " sees itself; attention then omits the test for such rows. If a row does hide every key, the results differ",
         recorded=IF_CHANGED,
     )
     opset: Opset | None = option(
         None,
-        'the opset of the result: "auto" for the one that the target supports best, "keep" for the model\'s own; by'
+        'the opset of the result: "auto" for the one that the target supports best, or "keep" for the model\'s own; by'
         " default, the model's own if it is at least 13, and otherwise the lowest opset above 12 with the most kernels"
         " for the target; see [the opset](../concepts/fusion.md#the-opset)",
         metavar="auto|keep|N",
@@ -180,8 +180,8 @@ class Request:
     shift: Shift = option(
         "auto",
         "values that exceed float16 according to `data` or `ranges` are scaled by 2⁻ᵏ, which is"
-        ' exact: "auto" chooses the smallest k with headroom, a number sets k, "none" keeps them in float32; see [range'
-        " shifting](../concepts/shift.md)",
+        ' exact: "auto" chooses the smallest k with headroom, a number sets k, and "none" keeps them in float32; see'
+        " [range shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
         recorded=IF_CHANGED,
@@ -189,7 +189,7 @@ class Request:
     placement: Placement | None = option(
         None,
         '"mincut" moves the borders between types to where Casts cost least; "propagate" leaves them where'
-        ' TensorFlow\'s rules place them; by default "mincut", or "propagate" without safety rules',
+        ' TensorFlow\'s rules place them; by default, "mincut", or "propagate" without safety rules',
         recorded=IF_CHANGED,
     )
     gray_follows_allow: bool | None = option(
@@ -199,17 +199,17 @@ class Request:
     )
     external_data: bool | None = output_option(
         None,
-        "store weights in a separate file; by default, if they exceed 1.5 GB; in Python an argument of `save`",
+        "store weights in a separate file; by default, only if they exceed 1.5 GB; in Python, an argument of `save`",
     )
     overwrite: bool = output_option(
         False,
-        "replace an existing output; in Python an argument of `save`",
+        "replace an existing output; in Python, an argument of `save`",
         help="Replace an existing output.",
     )
     fail_on: tuple[str, ...] = output_option(
         (),
         "differences that make `amp-rewrite diff` and `gate` exit with 1: lowered, raised, retyped, attribute, added,"
-        " removed, casts; by default all. `float32` stands for ops that are raised, or added in float32",
+        " removed, casts; by default, all. `float32` stands for ops that are raised, or added in float32",
         metavar="KIND,…",
         help="Kinds of difference that fail.  [default: all]",
         parse=_kinds,
@@ -223,7 +223,7 @@ class Request:
     )
     headroom: float | None = data_option(
         None,
-        "the factor by which measured values may grow without overflow, for `convert` and `repair`; by default 2",
+        "the factor by which measured values may grow without overflow, for `convert` and `repair`; by default, 2",
         metavar="X",
         parse=check_headroom,
     )
@@ -237,33 +237,33 @@ class Request:
     check: bool = data_option(
         True,
         "without data or ranges, the command runs a random batch in float32 and in the low type, and keeps ops in"
-        " float32 if the result is wrong; in Python `convert(…, check=True)` does so",
+        " float32 if the result is wrong; in Python, `convert(…, check=True)` does so",
         help="Without data, check on one random batch.",
     )
     int_range: tuple[str, ...] = data_option(
         (),
-        "range of the integers in a random input, as in `ids=0,100` for 0 to 99; by default 0 and 1; in Python an"
+        "range of the integers in a random input, as in `ids=0,100` for 0 to 99; by default, 0 and 1; in Python, an"
         " argument of `Feed.randomly`",
         metavar="NAME=0,100",
     )
-    allow_nonfinite: bool | None = data_option(None, "data may contain NaN and infinity")
+    allow_nonfinite: bool | None = data_option(None, "allow NaN and infinity in the data")
     feedback: tuple[str, ...] = data_option(
         (),
         "outputs to feed to inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
-        " `calibrate` and conversions with data (for `convert`, use `--set`); in Python an argument of `Feed.of`",
+        " `calibrate` and conversions with data (for `convert`, use `--set`); in Python, an argument of `Feed.of`",
         metavar="OUT=IN",
         help="Feed output OUT to input IN of the next run; repeatable.",
     )
     steps: int | None = data_option(
         None,
-        "with feedback, the number of runs on each batch; each batch then starts a new sequence; by default all"
+        "with feedback, the number of runs on each batch; each batch then starts a new sequence; by default, all"
         " batches are the steps of one sequence",
         metavar="N",
         help="With --feedback: consecutive runs on each batch.",
     )
     tolerance: float | None = data_option(
         None,
-        f"allowed error, relative to the largest value of the output; start with {STARTS}",
+        f"allowed error, relative to the output's largest value; start with {STARTS}",
         metavar="X",
         help="Allowed error, relative to each output's largest value.",
     )
@@ -276,13 +276,13 @@ class Request:
     atol: float | None = data_option(None, "absolute tolerance, added to the relative one", metavar="X")
     metric: str | None = data_option(
         None,
-        "a metric with its bound: `cosine=0.999`, `snr=40`, `top1=0.99` or `scaled=0.01`",
+        "a metric and its bound: `cosine=0.999`, `snr=40`, `top1=0.99` or `scaled=0.01`",
         metavar="NAME=X",
         help="Or a metric: cosine=0.999, snr=40, top1=0.99.",
     )
     budget: int | None = data_option(
         None,
-        "the maximum number of trials in a repair, by default 100; in Python an argument of `repair`",
+        "the maximum number of trials in a repair; by default, 100; in Python, an argument of `repair`",
         metavar="N",
     )
     config: str = ""

@@ -144,8 +144,8 @@ def test_a_rule_page_has_a_remedy_and_explain_names_the_page() -> None:
     assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(report_of_b, ["a"]))
     assert "docs/rules" not in str(explained(report_of_b, ["b"]))
     text = run("explain", "overflow").stdout
-    assert "  meaning     the ops that compute with it stay float32\n" in text
-    assert "  what to do  --to bfloat16 represents larger values\n" in text
+    assert "  meaning     the ops that compute with them stay float32\n" in text
+    assert "  what to do  try --to bfloat16, which represents larger values\n" in text
     assert "what to do" not in run("explain", "allow_root").stdout
 
 

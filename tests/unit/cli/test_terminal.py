@@ -149,14 +149,15 @@ def test_environment_variables_turn_colors_on_and_off(
 
 def test_a_finding_states_the_event_its_meaning_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        remarked("fused", "2 ops") == "2 ops · fewer kernels, same results up to rounding · --fuse none keeps the ops"
+        remarked("fused", "2 ops")
+        == "2 ops · fewer kernels, same results up to rounding · pass --fuse none to keep the ops"
     )
     assert remarked("fused", "what · all the rest", " (and 1 more)") == "what (and 1 more) · all the rest"
     assert remarked("kind_of_tomorrow", "what") == "what"
     terminal.warn([Finding("flushed", "w", "1 of 9 nonzero values become 0")] * 2, quiet=False)
     assert capsys.readouterr().err == (
         "warning: flushed: w: 1 of 9 nonzero values become 0 (and 1 more of this kind) · these weights are lost"
-        " · --data shows the effect on the outputs\n"
+        " · pass --data to see the effect on the outputs\n"
     )
 
 
