@@ -224,20 +224,20 @@ _INTRODUCTION = """\
 # Models that break in half precision
 
 This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
-[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that triggers the problem; for most of
-them, op lists and constants do not reveal it. `python benchmarks/run.py hard_models` writes this page. Low precision is
-[emulated](../concepts/emulation.md), without a GPU. `tests/suites/models/test_hard_models.py` checks the results.
-[Range shifting](../concepts/shift.md), which is on by default, is turned off here (`--set shift=none`) to test only the
-guard and the search. It is measured with [its own models](../../benchmarks/results/shift.md)."""
+[tests/support/hard_models.py](../../tests/support/hard_models.py), with data that triggers the problem; in most of
+them, op lists and constants do not reveal the problem. `python benchmarks/run.py hard_models` writes this page. Low
+precision is [emulated](../concepts/emulation.md), without a GPU. `tests/suites/models/test_hard_models.py` checks
+the results. [Range shifting](../concepts/shift.md), which is on by default, is turned off here (`--set shift=none`)
+to test only the guard and the search; it is measured with [its own models](../../benchmarks/results/shift.md)."""
 
 _READING = {
     "float16": """\
-*Naive*: every tensor is float16, as with `astype`. *Without data*: `amp-rewrite model.onnx --no-check`. *With
-data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs have
-magnitude 1; the outputs of `large_logits` are probabilities). Each number is the largest error divided by the allowed
-error; up to 1 is ok. *Pinned* lists the regions that the search kept in float32 in addition to the guard's; each of
-them is necessary. *Trials* counts the conversions that the search tried. For `large_logits`, the tolerance only tests
-for NaN, because a softmax of logits near 90,000 is 0 or 1.""",
+*Naive*: every tensor is float16, as with `astype`. *Without data*: `amp-rewrite model.onnx --no-check`. *With data*:
+`amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs have magnitude 1;
+the outputs of `large_logits` are probabilities). Each number is the largest error divided by the allowed error; 1 or
+less is ok. *Pinned* lists the regions that the search kept in float32 in addition to the guard's; each is necessary.
+*Trials* counts the conversions that the search tried. For `large_logits`, the tolerance only tests for NaN, because
+a softmax of logits near 90,000 is 0 or 1.""",
     "bfloat16": """\
 bfloat16 has float32's range but three bits fewer than float16, so the tolerance is eight times as wide: 8e-2. Values
 that overflow float16 fit bfloat16, but computations that need precision fail more easily.""",
@@ -246,11 +246,11 @@ that overflow float16 fit bfloat16, but computations that need precision fail mo
 _HALF = """\
 ## Models exported in half precision
 
-These are the same models with every tensor in the low type and constants clamped to its range, as exporters write
+These are the same models with every tensor in the low type and constants clamped to its range, as in an exporter's
 half-precision models. `amp-rewrite locate half.onnx half.onnx --data batch.npz` compares such a model with itself in
 float32, without rounding; `amp-rewrite half.onnx -o repaired.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2`
-raises the necessary ops to float32. The reference is this float32 version, so the numbers do not include the export's
-error."""
+raises the necessary ops to float32. The reference is the float32 version of the exported model, so the numbers do
+not include the export's error."""
 
 _EXPORTED = f"""\
 ## Exported models with an outlier

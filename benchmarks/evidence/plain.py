@@ -43,9 +43,9 @@ INTRO = f"""# Results of the plain command
 
 This page shows the results of `amp-rewrite model.onnx`, without options, on [models that break in half
 precision](hard_models.md) with the data that breaks them, and on the models [measured on a GPU](gpu.md) with random
-data. *Right*: no error exceeds {NEAR:g} of the largest value of its output, with half precision
-[emulated](../concepts/emulation.md). *Kept*: the number of ops that the check on a random batch keeps in float32.
-*Small*: a small export of the same architecture replaces the model. [Trained models](trained.md) are converted with the
+data. *Right*: no error exceeds {NEAR:g} of its output's largest value, with half precision
+[emulated](../concepts/emulation.md). *Kept*: the number of ops kept in float32 by the check on a random batch. *Small*:
+a small export of the same architecture stands in for the model. [Trained models](trained.md) are converted with the
 same command and tested at their tasks. `python benchmarks/run.py plain CACHE` writes this page.
 """
 

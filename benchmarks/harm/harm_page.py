@@ -38,25 +38,25 @@ MORE_BYTES = 0.01
 """The relative increase in bytes allowed without a reason."""
 INTRO = """# Accuracy of conversions, compared with rounding only the products
 
-`benchmarks/run.py harm FOLDER --before CHECKOUT` produced the results below. *Before* is commit 1f32681, which does not
-have the rules against harm. Reference *A* rounds the inputs of products; *B* also rounds their results, as PyTorch's
-autocast does. The error is the largest over all outputs, relative to the output's largest magnitude. Low precision is
-emulated on a CPU, and integers must be equal. The tolerance is 2e-2 for float16 and 1.6e-1 for bfloat16. Casts are
-those in the file and, in parentheses, those left after onnxruntime {onnxruntime} has optimized it for CUDA. Bytes are
-those read and written by all ops, according to the cost model, with assumed sizes for free dimensions.
+`benchmarks/run.py harm FOLDER --before CHECKOUT` produced the results below. *Before* is commit 1f32681, which predates
+the rules that prevent harm. Reference *A* rounds the inputs of products; reference *B* also rounds their results, as
+PyTorch's autocast does. The error is the largest over all outputs, relative to the output's largest magnitude. Low
+precision is emulated on a CPU, and integers must be equal. The tolerance is 2e-2 for float16 and 1.6e-1 for bfloat16.
+Casts are counted in the file and, in parentheses, after onnxruntime {onnxruntime} has optimized it for CUDA. Bytes are
+the bytes that all ops read and write, according to the cost model, with assumed sizes for free dimensions.
 
-A conversion *harms* a model if its error exceeds the tolerance although rounding only the products does not:
+A conversion *harms* a model if its error exceeds the tolerance, but the error of rounding only the products does not:
 
 - *right*: the error is within the tolerance.
 - *harmed*: the error exceeds the tolerance, but reference B's does not.
 - *only A right*: the errors of the conversion and of B exceed the tolerance, but A's does not.
-- *undecided*: a reference is right, but only by chance: with random errors of the size of rounding, reference B is
-  wrong in at least 2 of 8 perturbations.
+- *undecided*: a reference is right, but only by chance: with random errors of the size of rounding errors, reference B
+  is wrong in at least 2 of 8 perturbations.
 - *wrong in all*: the errors of the conversion and of both references exceed the tolerance.
 
 Weights are random, from a fixed seed. In small models, they have the magnitude of trained weights; at real widths, they
-also have their spread (rows of different magnitude, and 1 in 256 channels of a norm with 8 times the gain). If an
-export also has a batch with a fully masked row, the table shows the worse error.
+also have the spread of trained weights (rows differ in magnitude, and 1 in 256 channels of a norm has 8 times the
+gain). If an export has a second batch, with a fully masked row, the tables show the larger error.
 """
 WIDTHS = ("model", "parameters", "inputs")
 

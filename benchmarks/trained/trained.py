@@ -41,15 +41,15 @@ NOTES = """## Differences and their causes
 
 - **DNSMOS in bfloat16**: near 3, scores have steps of 1/64. Two of the 18 scores are within 0.01 of the boundary
   between two tenths (3.257 → 3.25, 2.743 → 2.75).
-- **PP-OCRv4 in bfloat16**: all four texts are read as in float32. The box of one line begins one row of pixels lower,
-  at a point where the detector's score is near its threshold of 0.3.
+- **PP-OCRv4 in bfloat16**: all four texts are read as in float32. The box around one line begins one row of pixels
+  lower, at a point where the detector's score is near its threshold of 0.3.
 - **Kokoro**: the length of its audio does not change. In both types, its spectrum differs from float32's by as much as
-  float32's own does when the last bits change. Dynamic quantizers turn the last bit of an activation into a step of
-  1/255 of the largest activation: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17%. The vocoder also
-  accumulates the pitch into phases of 20,000 radians and takes their sine, so a relative error of 10⁻⁴ is two radians.
-  The phases themselves stay float32, and keeping other ops in float32 does not help. Compare such a model by ear.
-- **SwiftF0** and the int8 models change by less than float32 does when the last bits change.
-- NSNet2, DTLN and VoiceFilter return only numbers, not answers.""".splitlines()
+  float32's own changes when the weights' last bits change. Dynamic quantizers turn the last bit of an activation into a
+  step of 1/255 of the largest activation: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17%. The
+  vocoder also accumulates the pitch into phases of 20,000 radians and takes their sine, so a relative error of 10⁻⁴ is
+  two radians. The phases themselves stay float32, and keeping other ops in float32 does not help. Judge it by ear.
+- **SwiftF0** and the int8 models change by less than float32 does when its last bits change.
+- NSNet2, DTLN and VoiceFilter return only signals, not answers.""".splitlines()
 FAULTS = (
     *(state.Fail, state.InvalidGraph, state.InvalidArgument, state.NotImplemented, state.RuntimeException),
     *(AmpRewriteError, ValueError),
@@ -200,7 +200,7 @@ def page(rows: list[Row]) -> str:
             "# Trained models at their tasks",
             "",
             "These models from packages on PyPI were converted by the plain command and by two other converters, and",
-            "run at the tasks of their packages. Half precision is emulated. Each cell shows the number of answers",
+            "run on their packages' tasks. Half precision is emulated. Each cell shows the number of answers",
             "that equal float32's, and the largest difference in a score. *float32, last bits* is the model itself",
             "with weights changed by at most 2⁻²² of their values: a difference of this size is noise, not an effect",
             "of the conversion. `python benchmarks/run.py trained CACHE --peers PYTHON --page` downloads the packages",

@@ -18,8 +18,9 @@ HOW = {
     "moves the result beyond the bound (tan near π/2, Softmax of numbers around 10,000, sums that cancel) or across a "
     "step (quantization, ties)",
     "quantum": "the standard's results, except that integers from a quantizer may be one step away: the rounded scale "
-    "breaks a tie the other way",
-    "statistics": "the standard's by their share of zeros and the mean of the other elements, because they are random",
+    "can break a tie the other way",
+    "statistics": "the standard's by their share of zeros and the mean of the other elements, because they are chosen "
+    "at random",
     "float32": "onnxruntime's own float32 results, which differ from the standard's",
 }
 
@@ -60,12 +61,12 @@ def _sections(results: Results) -> Iterator[str]:
     yield score(results)
     yield _text(
         "*Right*: the converted model passes the full checker, loads in onnxruntime at optimization level BASIC "
-        "(float16: also ALL), and gives correct results. *Right with --data*: the model is wrong without data, "
-        "because float32 values leave the type's range on the case's own inputs, but right when converted with "
-        "these inputs (`amp-rewrite MODEL --data INPUTS`). *Converted*: the number of these models that the "
-        "conversion changed. *Without safety*: with `--set safety=none`, which also lowers ops with values that are"
-        " known to leave the range. *Others valid*: the number of models that convert and pass the checker, among "
-        "those that onnxruntime cannot run in float32."
+        "(float16: also ALL), and gives correct results. *Right with --data*: without data, the result is wrong, "
+        "because some float32 values exceed the type's range on the case's own inputs; it is right if the model is "
+        "converted with these inputs (`amp-rewrite MODEL --data INPUTS`). *Converted*: the number of right models "
+        "(with or without data) that the conversion changed. *Without safety*: with `--set safety=none`, which also "
+        "lowers ops with values known to exceed the range. *Others valid*: the number of models that convert and pass "
+        "the checker, among those that are not counted."
     )
     yield "## Cases"
     yield _text(
@@ -73,9 +74,9 @@ def _sections(results: Results) -> Iterator[str]:
         "all of `onnx.backend.test` except `ai.onnx.preview.training`. "
         f"{states['counted']} run in float32 on onnxruntime's CPU provider; only these are counted. "
         f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of them are relabeled as opset {NEWEST_OPSET} "
-        f"and IR {NEWEST_IR}, the newest that onnxruntime loads, and still pass the checker. {states['unlabelled']} "
-        f"other models fail it after relabeling, and onnxruntime cannot run {states['refused']}: these are converted "
-        "and checked, but not judged."
+        f"and IR {NEWEST_IR}, the newest that onnxruntime loads, and they still pass the checker. "
+        f"{states['unlabelled']} other models fail it after relabeling, and onnxruntime cannot run {states['refused']}"
+        ": these are converted and checked, but not judged."
     )
     yield "## Criteria"
     yield _text(
@@ -83,11 +84,11 @@ def _sections(results: Results) -> Iterator[str]:
         "compute each op, low results are rounded, and graphs are not optimized. Rounding inside CUDA kernels is "
         "ignored, because it is the same for every converter. Inputs and outputs keep their types. Floating-point "
         f"results may differ from the standard's by at most min(1 + √n, {DEEP_ENOUGH:g}) · eps times the "
-        "tensor's largest magnitude, where eps is that of the low type and n is the number of low ops. (Rounding to "
-        "nearest is off by eps/2: the two operands of a product contribute eps, each op rounds its result once, and "
-        "independent errors add up as in a random walk. Sums are accumulated in float32, so their length does not "
-        "count.) Infinities, NaN, types, shapes, integers, booleans and strings must be equal. An unchanged model is "
-        "right. Results beyond the bound may still be right by another measure:"
+        "tensor's largest magnitude, where eps is the low type's machine epsilon and n is the number of low ops. "
+        "(Rounding to nearest is off by at most eps/2: the two operands of a product contribute eps, each op rounds "
+        "its result once, and independent errors add up as in a random walk. Sums are accumulated in float32, so their "
+        "length does not count.) Infinities, NaNs, types, shapes, integers, booleans and strings must be equal. An "
+        "unchanged model is right. Results beyond the bound may still be right by one of these other measures:"
     )
     for how, words in HOW.items():
         yield f"### {how}\n\n" + _text(f"These results are compared with {words}.")

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.errors import AmpRewriteError, count
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.ranges import Ranges
@@ -248,7 +248,7 @@ def _with_data(baseline: _Baseline, mode: Mode) -> str:
         return ""
     _, wrong = _verdict(baseline, _converted(baseline.model, mode, ranges), mode)
     power = math.floor(math.log10(max(sizes)))
-    return f"{len(sizes)} values beyond {mode.to.max:g}, the largest above 1e{power}" if wrong is None else ""
+    return f"{count(len(sizes), 'value')} beyond {mode.to.max:g}, the largest above 1e{power}" if wrong is None else ""
 
 
 @lru_cache(maxsize=1)

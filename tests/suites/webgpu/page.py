@@ -32,17 +32,17 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     yield _text(
         f"`make webgpu-page` runs float16 on {numbers['device']}, with {numbers['provider']} and onnxruntime "
         f"{numbers['onnxruntime']} on {numbers['machine']}, and writes this page and "
-        "[its numbers](../../benchmarks/results/webgpu.json). The device is software, so it shows the effect of "
-        "float16 on results, not on speed. Every WebGPU device without subgroup matrices runs the same shaders, but a "
+        "[its numbers](../../benchmarks/results/webgpu.json). The device is software, so it shows how float16 affects "
+        "results, but not speed. Every WebGPU device without subgroup matrices runs the same shaders, but a "
         "driver may round functions such as `exp` differently."
     )
     yield "## Each op"
     yield _text(
         "Each error is the RMS error of the result relative to float32, for normally distributed inputs rounded to "
         "float16. *Emulated* is the error under `emulate`, which accumulates in float32, as CUDA does; *ratio* is the "
-        "error on the device divided by the emulated one. The shaders round after each step. *Allowed* is the largest "
-        f"ratio that tests accept: {FACTOR:g}, or up to √n for a product over n terms, because rounding errors add up "
-        f"as in a random walk. The smallest accepted ratio is {LEAST:g}. The shapes in "
+        "error on the device divided by the emulated one. The device's shaders round after each step. *Allowed* is the "
+        f"largest ratio that tests accept: {FACTOR:g}, or up to √n for a product over n terms, because rounding errors "
+        f"add up as in a random walk. The smallest accepted ratio is {LEAST:g}. The shapes in "
         "`tests/suites/webgpu/op_cases.py` were fixed before the first run. The median ratio is "
         f"{median(map(times, numbers['ops'])):.2f}, and the largest is {max(map(times, numbers['ops'])):.0f}."
     )
@@ -57,10 +57,11 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     rows = [row for row in numbers["models"] if "error" not in row]
     worst = max(rows, key=lambda row: row["device"])
     yield _text(
-        "Each error is the largest of any output, relative to the output's largest float32 value, for models converted "
-        "with `--target webgpu`. *Low* counts float16 ops, and *terms* counts the terms per result of each of their "
-        "products. The contribution of float16 sums to the error (the root of the difference of squares) is at most "
-        f"{growth(rows):.1e} times the root of the terms. No error exceeds {max(map(times, rows)):.1f} times the "
+        "Each error is the largest of any output, relative to that output's largest float32 value, for models "
+        "converted with `--target webgpu`. *Low* counts float16 ops, and *terms* counts the terms per result of each "
+        "of their products. The contribution of float16 sums to the error (the square root of the difference of "
+        f"squares) is at most {growth(rows):.1e} times the square root of the number of terms. "
+        f"No error exceeds {max(map(times, rows)):.1f} times the "
         f"emulated one (tests allow {FACTOR:g}). The largest error, for {worst['model']}, is {worst['device']:.1e} "
         f"(tests allow {BOUND:g})."
     )
@@ -69,8 +70,8 @@ def _sections(numbers: Numbers) -> Iterator[str]:
         [_model(row) for row in numbers["models"]],
     )
     yield _text(
-        "The provider runs ops on shapes and other small integers on the CPU. The last column lists the CPU ops that "
-        "process floating-point values: they do not have a WebGPU kernel at their version, or they contain other ops."
+        "On the CPU, the provider runs ops that compute shapes and other small integers. The last column lists the CPU "
+        "ops that process floating-point values: they have no WebGPU kernel at their version, or contain other ops."
     )
 
 
