@@ -21,7 +21,11 @@ def page() -> str:
     about = dict(sorted(KINDS.items()))
     values = {id: reason.words for id, reason in REASONS.items() if any(meaning(id))}
     parts = [HEAD, "## Findings about a conversion", _table(about)]
-    parts += ["## Ops that keep their type", "The kind is the ops' [rule](../rules/README.md).", _table(values)]
+    parts += [
+        "## Ops that keep their type",
+        'The kind is the op\'s [rule](../rules/README.md); "it" is the op or its result.',
+        _table(values),
+    ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
