@@ -39,15 +39,16 @@ NUDGED = "float32, last bits"
 PEERS = {"onnxruntime float16": "onnxruntime_float16", "onnxconverter-common": "onnxconverter_common"}
 NOTES = """## Differences and their causes
 
-- **DNSMOS in bfloat16**: near 3, scores have steps of 1/64. Two of the 18 scores are within 0.01 of the boundary
+- **DNSMOS in bfloat16**: near 3, adjacent scores are 1/64 apart. Two of the 18 scores are within 0.01 of the boundary
   between two tenths (3.257 → 3.25, 2.743 → 2.75).
-- **PP-OCRv4 in bfloat16**: all four texts are read as in float32. The box around one line begins one row of pixels
-  lower, at a point where the detector's score is near its threshold of 0.3.
+- **PP-OCRv4 in bfloat16**: all four texts match float32's. The box around one line begins one row of pixels lower, at a
+  point where the detector's score is near its threshold of 0.3.
 - **Kokoro**: the length of its audio does not change. In both types, its spectrum differs from float32's by as much as
   float32's own changes when the weights' last bits change. Dynamic quantizers turn the last bit of an activation into a
   step of 1/255 of the largest activation: a change of 2 · 10⁻⁷ in a norm's scale changes the next LSTM by 17%. The
   vocoder also accumulates the pitch into phases of 20,000 radians and takes their sine, so a relative error of 10⁻⁴ is
-  two radians. The phases themselves stay float32, and keeping other ops in float32 does not help. Judge it by ear.
+  two radians. The phases themselves stay float32, and keeping other ops in float32 does not help. Judge such a model by
+  ear.
 - **SwiftF0** and the int8 models change by less than float32 does when its last bits change.
 - NSNet2, DTLN and VoiceFilter return only signals, not answers.""".splitlines()
 FAULTS = (
