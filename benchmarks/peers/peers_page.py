@@ -56,7 +56,7 @@ def page(results: Mapping[str, Any]) -> str:
     """Return the text of the page. Raise ValueError if our own result is missing."""
     about, rows = results["machine"], results["rows"]
     load = about["load"]
-    machine = f"{about['cores']} cores {'shared with other work, ' if load > 2 else ''}with a load average of {load:.1f}"
+    machine = f"{about['cores']} cores {'shared with other work, ' if load > 2 else ''}at a load average of {load:.1f}"
     models = sorted({row["model"]: row["megabytes"] for row in rows}.items(), key=lambda named: (named[1], named[0]))
     table = measure.markdown(HEAD, [_cells([r for r in rows if r["model"] == model]) for model, _ in models])
     table[1] = "|" + "---|" * len(HEAD)
