@@ -27,7 +27,7 @@ HOW = {
 
 def score(results: Results) -> str:
     """Format one line per mode."""
-    rows = [("mode", "cases", "right", "right with --data", "wrong", "converted", "others valid")]
+    rows = [("mode", "cases", "correct", "correct with --data", "wrong", "converted", "others valid")]
     for mode in MODES:
         counted, others = results.of(mode, counted=True), results.of(mode, counted=False)
         right = [o for o in counted if o.verdict == "right"]
@@ -60,10 +60,10 @@ def _sections(results: Results) -> Iterator[str]:
     )
     yield score(results)
     yield _text(
-        "*Right*: the converted model passes the full checker, loads in onnxruntime at optimization level BASIC "
-        "(float16: also ALL), and gives correct results. *Right with --data*: without data, the result is wrong, "
-        "because some float32 values exceed the type's range on the case's own inputs; it is right if the model is "
-        "converted with these inputs (`amp-rewrite MODEL --data INPUTS`). *Converted*: the number of right models "
+        "*Correct*: the converted model passes the full checker, loads in onnxruntime at optimization level BASIC "
+        "(float16: also ALL), and gives correct results. *Correct with --data*: without data, the result is wrong, "
+        "because some float32 values exceed the type's range on the case's own inputs; it is correct if the model is "
+        "converted with these inputs (`amp-rewrite MODEL --data INPUTS`). *Converted*: the number of correct models "
         "(with or without data) that the conversion changed. *Without safety*: with `--set safety=none`, which also "
         "lowers ops with values known to exceed the range. *Others valid*: the number of models that convert and pass "
         "the checker, among those that are not counted."
@@ -88,7 +88,7 @@ def _sections(results: Results) -> Iterator[str]:
         "(Rounding to nearest is off by at most eps/2: the two operands of a product contribute eps, each op rounds "
         "its result once, and independent errors add up as in a random walk. Sums are accumulated in float32, so their "
         "length does not count.) Infinities, NaNs, types, shapes, integers, booleans and strings must be equal. An "
-        "unchanged model is right. Results beyond the bound may still be right by one of these other measures:"
+        "unchanged model is correct. Results beyond the bound may still be correct by one of these other measures:"
     )
     for how, words in HOW.items():
         yield f"### {how}\n\n" + _text(f"These results are compared with {words}.")
@@ -106,9 +106,9 @@ def _with_data(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the section on cases that are right only with data."""
     if outcomes:
         yield "### data\n\n" + _text(
-            "These cases are right only with data: the safety rules are off or cannot foresee the overflow, but a run "
-            "on the case's own inputs shows values that the type cannot hold. The light models have constant weights "
-            "of 0.02 instead of trained ones, so their activations are larger than any trained model's."
+            "These cases are correct only with data: the safety rules are off or cannot foresee the overflow, but a "
+            "run on the case's own inputs shows values that the type cannot hold. The light models have constant "
+            "weights of 0.02 instead of trained ones, so their activations are larger than any trained model's."
         )
         yield _by_case(outcomes, notes=True)
 

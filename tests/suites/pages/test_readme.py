@@ -91,7 +91,7 @@ def test_the_conformance_figures_match_their_page() -> None:
     _, _, cases, right, with_data, wrong, half, *_ = rows["default to float16"]
     brain, readme = rows["default to bfloat16"][6], " ".join(README.split())
     assert (int(right) + int(with_data), wrong, with_data) == (int(cases), "0", "6")
-    assert f"{right} of {cases} backend models are right" in readme
+    assert f"{right} of {cases} backend models are correct" in readme
     assert f"changes {half} models in float16 and {brain} in bfloat16" in readme
     limits = " ".join((ROOT / "docs" / "reference" / "limits.md").read_text("utf-8").split())
     assert f"{half} of the {cases} models of the ONNX standard change in float16" in limits
