@@ -63,9 +63,9 @@ DRAWS, CHANCE = 8, 2
 PEERS = ("onnxruntime_float16", "onnxconverter_common")
 BEFORE = "before"
 FLOAT = onnx.TensorProto.FLOAT
-HEAD = ("model", "ours", "A", "B", "others", "Casts", "low operations", "bytes", "low bytes", "judgement")
+HEAD = ("model", "ours", "A", "B", "others", "Casts", "low operations", "bytes", "low bytes", "verdict")
 
-COMPARED = ("model", "error before", "after", "A", "B", "Casts (on CUDA)", "low operations", "bytes", "judgement")
+COMPARED = ("model", "error before", "after", "A", "B", "Casts (on CUDA)", "low operations", "bytes", "verdict")
 
 Array = np.ndarray[Any, Any]
 Batch = Mapping[str, Array]

@@ -52,7 +52,7 @@ A conversion *harms* a model if its error exceeds the tolerance, but the error o
 - *only A right*: the errors of the conversion and of B exceed the tolerance, but A's does not.
 - *undecided*: a reference is right, but only by chance: with random errors of the size of rounding errors, reference B
   is wrong in at least 2 of 8 perturbations.
-- *wrong in all*: the errors of the conversion and of both references exceed the tolerance.
+- *wrong in all*, or "wrong, like both references": all three errors exceed the tolerance.
 
 Weights are random, from a fixed seed. In small models, they have the magnitude of trained weights; at real widths, they
 also have the spread of trained weights (rows differ in magnitude, and 1 in 256 channels of a norm has 8 times the
