@@ -286,7 +286,7 @@ _MEANINGS = {
         "load the model with the options in the message",
     ),
     "runtime_only": ("other runtimes reject the model", "export the model again without onnxruntime's optimizations"),
-    "saturated": ("harmless in a mask, an error elsewhere", "outside a mask, pass --keep with the ops that read them"),
+    "saturated": ("harmless in a mask, an error elsewhere", "outside a mask, --keep the ops that read them"),
     "selected": ("the results are the same in every type, even in fully masked rows", ""),
     "shifted": ("the results are the same, and the ops stay low", "pass --set shift=none to keep them float32"),
     "target_limits": ("the target rejects the model", "pass --opset auto, or use a newer release of the target"),

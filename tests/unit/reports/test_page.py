@@ -138,7 +138,7 @@ def test_findings_are_cards_with_a_remedy_and_a_selecting_fill_is_a_fact() -> No
     large = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1e6)})
     (card,) = convert(large, safety="none").figures()[0].drawing.iterfind("div/article[@class='card finding warning']")
     text = "".join(card.itertext())
-    assert text.startswith("saturated") and "It means: harmless in a mask, an error elsewhereTo do: unless" in text
+    assert text.startswith("saturated") and "It means: harmless in a mask, an error elsewhereTo do: outside" in text
     summary = convert(exported(BERT)).figures()[0].drawing
     notes = ["".join(card.itertext()) for card in summary.iter("article") if card.get("class") == "card finding note"]
     (card,) = (note for note in notes if note.startswith("saturated"))
