@@ -59,12 +59,12 @@ class Kernels:
     contrib: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def runs(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> bool:
-        """True if a registered kernel serves the version and admits all of `types` together.
+        """True if a registered kernel serves the version and admits all of `types` together."""
+        return any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
 
-        Always True for a domain without any kernel in the table: its kernels come from a library of custom operators.
-        """
-        served = any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
-        return served or not any(key.startswith(_key(domain, "")) for key in self.registrations)
+    def covers(self, domain: str) -> bool:
+        """True if the table has operators of a domain; kernels for other domains come from custom-op libraries."""
+        return any(key.startswith(_key(domain, "")) for key in self.registrations)
 
     def has(self, domain: str, op_type: str, since_version: int) -> bool:
         """True if a kernel serves the version, for any types."""

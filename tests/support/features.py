@@ -53,7 +53,7 @@ FEATURES = (
     Feature(
         "onnx",
         "1.23",
-        "shape inference through Pad and TopK if their sizes are not literal lists",
+        "shapes behind Pad and TopK whose sizes are not stated as lists",
         r"'pads' input must be a 1D|K input must be a one-dimensional tensor",
         (
             "test_every_case_is_valid_opens_and_computes_the_same_in_every_mode",

@@ -131,7 +131,8 @@ class Gate:
         if self.kernels is None or op.signature is None or computes_float32_inside(op):
             return True
         types = kernel_types(view, op, changed, dtype or self.to)
-        return self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
+        runs = self.kernels.runs(op.domain, op.op_type, op.signature.since, types)
+        return runs or not self.kernels.covers(op.domain)
 
     def rescale_refusal(self, view: View) -> str | None:
         """Return why a quantizer keeps float32 scales; None if all can have scales of the low type.

@@ -82,7 +82,6 @@ def test_the_cuda_table_answers_for_onnx_operators(
         ("", "MaxPool", 22, F16, "no cuda kernel for MaxPool of version 22"),
         ("com.microsoft", "BiasSoftmax", 1, BF16, f"no cuda kernel for com.microsoft.BiasSoftmax with T={BF16}"),
         ("", "Conv", 11, F16, None),
-        ("my.domain", "Fancy", 1, F16, None),  # its kernel comes with a library of custom operators
     ],
 )
 def test_a_refusal_says_if_operator_version_or_types_are_missing(
